@@ -1,0 +1,58 @@
+"""What a training loop hands to the guard. A missing port is a line in the capability print, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class DataPort(Protocol):
+    """Where the next batch comes from. The cursor is one small JSON object for the whole job, the same on all ranks."""
+
+    def __next__(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def cursor(self) -> Mapping[str, Any]:
+        """The state that makes `seek` give the batch that `next` would give now. Has at least `next_sample`."""
+        ...
+
+    def seek(self, cursor: Mapping[str, Any]) -> None:
+        """Go on from `cursor`; raises DataError when the data is not the one it was taken over."""
+        ...
+
+
+@runtime_checkable
+class SteerableData(DataPort, Protocol):
+    """A DataPort that can also leave samples out and say where they came from."""
+
+    def skip(self, *, first_sample: int, num_samples: int) -> None: ...
+
+    def block(self, *, document_hash: str, effective_sample: int) -> None: ...
+
+    def locate(self, *, sample: int) -> list[Mapping[str, Any]]: ...
+
+
+class EvalPort(Protocol):
+    def canary_loss(self) -> float:
+        """Collective over the world. Nats per token on the frozen held-out set."""
+        ...
+
+
+class RecomputePort(Protocol):
+    def gradient_digest(self, *, step: int, atom: int) -> int:
+        """Local. Digest of the gradient of one atom, recomputed."""
+        ...
+
+
+class ByteKeeper(Protocol):
+    """Memory and peer tiers: named byte ranges that outlive the process which wrote them."""
+
+    def put(self, key: str, data: memoryview) -> None: ...
+
+    def get(self, key: str) -> memoryview: ...
+
+    def keys(self) -> list[str]: ...
+
+    def drop(self, key: str) -> None: ...

@@ -1,0 +1,337 @@
+"""The frozen records that flow between rooms.
+
+RunConfig -> Plan -> TrainState -> Signals -> Verdict -> Action -> StepReport -> LedgerEntry. RunConfig is in `core.sections`. TrainState is
+the only mutable one; it holds tensors, so it lives in `guard`. `step` means training steps finished, skipped updates included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+
+class Phase(IntEnum):
+    """What a rank says it is doing. Values travel in shared memory and in the gathered vector, so they never change meaning."""
+
+    START = 0
+    DATA = 1
+    STEP = 2
+    EVALUATE = 3
+    SAVE = 4
+    RESTORE = 5
+    STOPPED = 6
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+class Rung(StrEnum):
+    """How far a checkpoint is trusted."""
+
+    WRITTEN = "written"
+    COMMITTED = "committed"
+    LOADABLE = "loadable"
+    PROVEN = "proven"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSignals:
+    """One rank's own part of the gathered vector. Times are of the current step up to the exchange."""
+
+    rank: int
+    loss_sum: float
+    num_live_tokens: int
+    data_wait_s: float
+    forward_backward_s: float
+    step_clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What is known before the update, identical on all ranks. This is what gets judged."""
+
+    step: int
+    attempt: int
+    generation: int
+    loss: float
+    num_live_tokens: int
+    grad_norm: float
+    num_nonfinite: int
+    leave_requested: bool
+    save_requested: bool
+    save_clock_s: float
+    save_stall_s: float
+    save_slot_free: bool
+    blocklist_agrees: bool
+    ranks: tuple[RankSignals, ...]
+
+
+class Health(StrEnum):
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    health: Health
+    rule: str = ""
+    reason: str = ""
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+
+# --- Actions: what all ranks do at the same step. Alerts ride on any of them. ---
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Clip by `clip_scale` (it divides by the live-token count too) and update."""
+
+    clip_scale: float
+    proceeds = True
+
+
+@dataclass(frozen=True, slots=True)
+class SkipUpdate:
+    """No tensor, buffer or average changes by one bit; the step counts and the learning-rate schedule moves on."""
+
+    rule: str
+    reason: str
+    proceeds = False
+
+
+@dataclass(frozen=True, slots=True)
+class Redo:
+    """The exact grid overflowed: the same batch with the same keys on a coarser grid. Never returned to a foreign loop."""
+
+    reason: str
+    proceeds = False
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    to_step: int
+    mode: Literal["diagnose", "skip"]
+    skip_samples: tuple[int, int] | None
+    rule: str
+    reason: str
+    proceeds = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    rule: str
+    reason: str
+    proceeds = False
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    rule: str
+    reason: str
+    proceeds = False
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    node: str
+    rule: str
+    reason: str
+    proceeds = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The loop ends here. Falsy, so that `while guard.begin():` reads as it should; `exit_code` is what the process ends with."""
+
+    exit_code: int
+    reason: str
+    proceeds = False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Action = Proceed | SkipUpdate | Redo | RollBack | Pause | Halt | Isolate | Leave
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The loop goes on with the step after `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What `restore` found. `checkpoint` is None on a fresh start. `attempt` grew by one if this is a resume."""
+
+    step: int
+    attempt: int
+    generation: int
+    checkpoint: str | None
+    state_digest: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The n-th training step, finished: what was known before its update and what is known only after it."""
+
+    step: int
+    attempt: int
+    generation: int
+    loss: float
+    num_live_tokens: int
+    tokens: int
+    grad_norm: float
+    clip_scale: float
+    lr: float
+    action: str
+    next_sample: int
+    step_s: float
+    data_wait_s: float
+    forward_backward_s: float
+    exchange_s: float
+    update_s: float
+    save_s: float
+    tokens_per_s: float
+    val_loss: float | None = None
+    bits_per_byte: float | None = None
+    saved: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Seen, decided, done, when, by whom, by which rule. Never rewritten. `prev` and `hash` chain it to the line before."""
+
+    seq: int
+    time_utc: str
+    generation: int
+    attempt: int
+    step: int
+    event: str
+    by: str
+    rule: str
+    reason: str
+    fields: Mapping[str, object]
+    prev: str
+    hash: str
+
+
+# --- Checkpoints ---
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A checkpoint by id (`s<step>-a<attempt>[-r<retry>]`) and where it stands on the lineage."""
+
+    id: str
+    step: int
+    attempt: int
+    parent: str | None
+    state_digest: str
+    num_bytes: int
+    rung: Rung = Rung.COMMITTED
+    suspect: bool = False
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    name: str
+    num_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestTensor:
+    """One tensor of the state: global shape, torch dtype name, and its sharding-free digest as 16 hex digits."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The commit record of a checkpoint: written last, hashed over itself, enough to verify a bare copy."""
+
+    format_version: int
+    id: str
+    run: str
+    step: int
+    attempt: int
+    generation: int
+    parent: str | None
+    time_utc: str
+    loss: float | None
+    tokens: int
+    state_digest: str
+    config_hashes: Mapping[str, str]
+    data_hash: str
+    code_version: str
+    topology: Mapping[str, int]
+    environment: Mapping[str, object]
+    ledger_seq: int
+    ledger_hash: str
+    cursor: Mapping[str, object]
+    files: tuple[ManifestFile, ...]
+    tensors: tuple[ManifestTensor, ...]
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that verification found. `kind` is one of: missing-file, extra-file, wrong-size, wrong-checksum, bad-manifest,
+    missing-tensor, extra-tensor, wrong-dtype, wrong-shape, hole, wrong-digest, unreadable."""
+
+    kind: str
+    file: str = ""
+    tensor: str = ""
+    detail: str = ""
+
+
+# --- Faults and membership (coordinate) ---
+
+
+class Grade(StrEnum):
+    PROCESS = "process"
+    NODE = "node"
+    LARGE_SCALE = "large-scale"
+    DETERMINISTIC = "deterministic"
+    PLANNED = "planned"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A process that ended, seen from outside: `exit_code` if it left by itself, `signal` if it was killed."""
+
+    what: Literal["rank", "nursery", "init-deadline"]
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+    step: int
+    detected_mono_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipEvent:
+    kind: Literal["joined", "left", "lapsed"]
+    node: str
+    mono_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What the supervisor does next, with the reason. `wait_s` before a restart; `exit_code` for a stop."""
+
+    kind: Literal["restart", "stop"]
+    reason: str
+    grade: Grade
+    exit_code: int = 0
+    wait_s: float = 0.0

@@ -1,0 +1,203 @@
+"""RunConfig: what a person asked. One frozen section per concern; a room sees only its own.
+
+Every field is a `setting`: its default, why that default, its bounds, and since which config version it exists. `config` builds these
+from TOML; nothing else does. A field with `since` > 1 that stands at its default is left out of the section hash, so that a new version
+of surefoot never refuses a resume because it knows a new field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def setting(
+    default: Any, why: str, *, unit: str = "", low: float | None = None, high: float | None = None, since: int = 1, is_path: bool = False
+) -> Any:
+    """A config field. `low` and `high` are inclusive bounds; `is_path` fields are relative to the TOML and never hashed."""
+    metadata = {"why": why, "unit": unit, "low": low, "high": high, "since": since, "is_path": is_path}
+    if isinstance(default, list | dict):
+        raise TypeError("defaults are immutable: use a tuple")
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSection:
+    name: str = setting("run", "names the run in logs, reports and the default folder")
+    dir: str = setting("", "the run folder; empty means runs/<name> beside the TOML", is_path=True)
+    seed: int = setting(0, "keys every random stream and the sample order", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    preset: str = setting("", "a named set of sizes; single fields given beside it win")
+    factory: str = setting("", "pkg:function(config, vocab_size) returning your own nn.Module instead of ours")
+    vocab_size: int = setting(0, "0 takes the tokenizer's, rounded up to a multiple of 64 for the matrix units", low=0)
+    num_layers: int = setting(4, "small enough for a laptop", low=1)
+    d_model: int = setting(192, "small enough for a laptop", low=8)
+    num_heads: int = setting(6, "32 wide each at the default d_model", low=1)
+    num_kv_heads: int = setting(0, "0 means as many as query heads; fewer is grouped-query attention", low=0)
+    d_ff: int = setting(0, "0 means 8/3 of d_model rounded up to 64: SwiGLU at the parameter count of a 4x MLP", low=0)
+    rope_base: float = setting(10_000.0, "RoFormer, arXiv 2104.09864", low=1.0)
+    norm_eps: float = setting(1e-5, "RMSNorm epsilon as in Llama", low=0.0)
+    tie_embeddings: bool = setting(True, "one matrix for input and output pays below about 1B parameters")
+    qk_norm: bool = setting(False, "RMSNorm on queries and keys, arXiv 2302.05442; steadier at large learning rates")
+    window: int = setting(0, "attend to this many tokens back, itself included; 0 is no limit", unit="tokens", low=0)
+    attention_soft_cap: float = setting(0.0, "cap * tanh(x / cap) on attention logits, Gemma 2; 0 is off; leaves the fused kernel", low=0.0)
+    logit_soft_cap: float = setting(0.0, "the same on output logits; 0 is off", low=0.0)
+    z_loss: float = setting(0.0, "weight of mean log(Z)^2, PaLM used 1e-4; 0 is off", low=0.0)
+    init_std: float = setting(0.02, "GPT-2; output projections are divided by sqrt(2 layers) more", low=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSection:
+    """One source of documents under `[[data.sources]]`."""
+
+    name: str = setting("text", "names the source in provenance and per-source losses")
+    files: tuple[str, ...] = setting((), "files or folders, or builtin:python-stdlib; needed only to prepare", is_path=True)
+    weight: float = setting(1.0, "share of the mixture", low=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSection:
+    path: str = setting("", "folder of the prepared data; made from `sources` when it does not exist", is_path=True)
+    sources: tuple[SourceSection, ...] = setting((), "what `path` is prepared from")
+    tokenizer: str = setting("bpe:8192", "bpe:<size> trains a byte-level BPE; bytes needs none; else a tokenizer.json", is_path=True)
+    heldout_fraction: float = setting(0.01, "documents kept out of training for the held-out loss, chosen by their hash", low=0.0, high=0.5)
+    seq_len: int = setting(256, "tokens per sample", unit="tokens", low=2)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSection:
+    num_steps: int = setting(1000, "training steps, skipped updates included", unit="steps", low=1)
+    global_batch_size: int = setting(16, "samples per step over all ranks", unit="samples", low=1)
+    micro_batch_size: int = setting(4, "samples of one atom: what one rank computes at once, always in this shape", unit="samples", low=1)
+    batch_ramp: tuple[tuple[int, int], ...] = setting(
+        (), "[[first_sample, batch], ...] before global_batch_size, each from the first step at or after it"
+    )
+    precision: Literal["fp32", "bf16"] = setting("fp32", "bf16 keeps master weights and reductions in fp32")
+    eval_interval_steps: int = setting(100, "held-out loss every so many steps and at the end; 0 only at the end", unit="steps", low=0)
+    eval_num_samples: int = setting(32, "held-out samples per evaluation, the same ones every time", unit="samples", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSection:
+    name: Literal["adamw"] = setting("adamw", "arXiv 1711.05101")
+    factory: str = setting("", "pkg:function(named_parameters, config) returning your own torch Optimizer instead")
+    lr: float = setting(3e-4, "peak learning rate", low=0.0)
+    beta1: float = setting(0.9, "common in pre-training", low=0.0, high=1.0)
+    beta2: float = setting(0.95, "common in pre-training; 0.999 forgets too slowly", low=0.0, high=1.0)
+    eps: float = setting(1e-8, "torch default", low=0.0)
+    weight_decay: float = setting(0.1, "on matrices only; norms, biases and embeddings have none", low=0.0)
+    max_grad_norm: float = setting(1.0, "global norm of the mean gradient is clipped to this; 0 is off", low=0.0)
+    kernel: Literal["fused", "foreach"] = setting("fused", "they differ in bits, so it is pinned in the run record")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSection:
+    kind: Literal["wsd", "cosine", "constant"] = setting("wsd", "its stable phase can be branched; a cosine cut short cannot")
+    warmup_steps: int = setting(100, "linear from 0 to the peak", unit="steps", low=0)
+    decay_steps: int = setting(-1, "length of the WSD decay; -1 means a tenth of num_steps", unit="steps", low=-1)
+    decay_shape: Literal["linear", "1-sqrt"] = setting("1-sqrt", "arXiv 2405.18392")
+    final_ratio: float = setting(0.0, "last learning rate as a share of the peak", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSection:
+    dp_replicate: int = setting(1, "whole copies of the model", low=1)
+    dp_shard: int = setting(1, "ranks that share one copy (fully_shard)", low=1)
+    tp: int = setting(1, "tensor parallel: not in this release", low=1, high=1)
+    cp: int = setting(1, "context parallel: not in this release", low=1, high=1)
+    ep: int = setting(1, "expert parallel: not in this release", low=1, high=1)
+    pp: int = setting(1, "pipeline parallel: not in this release", low=1, high=1)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class NumericsSection:
+    deterministic: bool = setting(True, "deterministic kernels: a replay gives the same bits")
+    sums: Literal["float"] = setting("float", "exact sums are not in this release")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSection:
+    interval_steps: int = setting(500, "save every so many steps; 0 leaves it to interval_s", unit="steps", low=0)
+    interval_s: float = setting(0.0, "save when the last one began this long ago; 0 is off", unit="s", low=0.0)
+    keep_last: int = setting(3, "the newest ones on the lineage that are never retired", low=1)
+    milestone_steps: int = setting(10_000, "multiples of this are kept for good; 0 is off", unit="steps", low=0)
+    max_save_tries: int = setting(3, "a failed save is tried again at once in a fresh folder, this often in all", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSection:
+    log_interval_steps: int = setting(10, "a line on the console every so many steps", unit="steps", low=1)
+    max_skips_in_a_row: int = setting(3, "more skipped updates than this in a row halt the run (exit 6)", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSection:
+    max_restarts: int = setting(20, "restarts of this run's workers by one agent before it gives up", low=0)
+    no_progress_limit: int = setting(3, "restarts in a row without a new finished step before it gives up (exit 93)", low=1)
+    restart_wait_s: float = setting(1.0, "before a second restart without progress; doubles each time", unit="s", low=0.0, high=300.0)
+    init_limit_s: float = setting(120.0, "from fork to the first beat of the loop, restore included", unit="s", low=1.0)
+    collective_limit_s: float = setting(300.0, "timeout of every process group; torch would wait 1800 s", unit="s", low=1.0)
+    grace_s: float = setting(60.0, "from a request to leave until the workers are killed", unit="s", low=1.0)
+    lease_s: float = setting(30.0, "a lock on another host that was not renewed for this long may be taken over", unit="s", low=5.0)
+    threads_per_rank: int = setting(0, "intra-op threads; 0 shares the cores out; pinned in the run record because it changes bits", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveSection:
+    status_interval_s: float = setting(1.0, "how often live.json is renewed", unit="s", low=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class CanarySection:
+    """No settings in this release."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealSection:
+    """No settings in this release."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsSection:
+    """No settings in this release."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectivesSection:
+    """No settings in this release."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrillSection:
+    """No settings in this release."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    run: RunSection = field(default_factory=RunSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    parallel: ParallelSection = field(default_factory=ParallelSection)
+    numerics: NumericsSection = field(default_factory=NumericsSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    monitor: MonitorSection = field(default_factory=MonitorSection)
+    canary: CanarySection = field(default_factory=CanarySection)
+    heal: HealSection = field(default_factory=HealSection)
+    launch: LaunchSection = field(default_factory=LaunchSection)
+    observe: ObserveSection = field(default_factory=ObserveSection)
+    alerts: AlertsSection = field(default_factory=AlertsSection)
+    objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
+    drill: DrillSection = field(default_factory=DrillSection)
+
+
+HASHED_SECTIONS = ("model", "data", "train", "optimizer", "schedule", "numerics")
