@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from surefoot.core.records import HeldOutLoss
+
 
 @runtime_checkable
 class DataPort(Protocol):
@@ -35,8 +37,8 @@ class SteerableData(DataPort, Protocol):
 
 
 class EvalPort(Protocol):
-    def canary_loss(self) -> float:
-        """Collective over the world. Nats per token on the frozen held-out set."""
+    def held_out(self) -> HeldOutLoss:
+        """Collective over the world. The loss on the frozen held-out samples, the same on all ranks; changes no state."""
         ...
 
 

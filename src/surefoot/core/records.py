@@ -178,6 +178,16 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """Loss in nats per token over the held-out samples, in all and per source; bits per byte of the text they decode to."""
+
+    loss: float
+    bits_per_byte: float
+    num_tokens: int
+    per_source: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """The n-th training step, finished: what was known before its update and what is known only after it."""
 

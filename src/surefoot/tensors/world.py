@@ -1,0 +1,142 @@
+"""The ranks of this generation, and the bounded, named collectives that rooms above are allowed to use.
+
+Every group has a finite timeout and a name; the loop and the checkpoints have a group each, so that neither waits behind the other. Without
+a process group (one rank) every collective is the identity, and no store or socket exists.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from surefoot.core.errors import PeerLost, SurefootError
+from surefoot.core.strict_json import canonical
+
+ProcessGroup = dist.ProcessGroup
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among `size` ranks. `loop_group` carries the vector of each step, `save_group` (gloo) everything about checkpoints."""
+
+    rank: int
+    size: int
+    device: torch.device
+    loop_group: ProcessGroup | None = None
+    save_group: ProcessGroup | None = None
+
+    @property
+    def leads(self) -> bool:
+        """True on the one rank that writes what is job-wide: ledger, metrics, manifest."""
+        return self.rank == 0
+
+
+def single_world(device: torch.device | None = None) -> World:
+    return World(rank=0, size=1, device=device or torch.device("cpu"))
+
+
+def join_world(*, device: torch.device, collective_limit_s: float) -> World:
+    """Collective over the default group, which must be initialised. Makes the named groups, each with `collective_limit_s` as timeout."""
+    limit = timedelta(seconds=collective_limit_s)
+    loop_group = dist.new_group(timeout=limit, group_desc="surefoot:loop")
+    save_group = dist.new_group(timeout=limit, group_desc="surefoot:save", backend="gloo")
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device, loop_group=loop_group, save_group=save_group)
+
+
+def gather_words(world: World, words_W: torch.Tensor) -> torch.Tensor:
+    """Collective over the loop group. int64 words of each rank -> int64 [R, W], the same on every rank. Raises PeerLost."""
+    if world.loop_group is None:
+        return words_W.unsqueeze(0)
+    gathered_RW = torch.empty(world.size, words_W.numel(), dtype=words_W.dtype, device=words_W.device)
+    try:
+        dist.all_gather_into_tensor(gathered_RW, words_W, group=world.loop_group)
+    except RuntimeError as error:
+        raise peer_lost("the exchange of the step", error) from error
+    return gathered_RW
+
+
+def reduce_sum(world: World, values: torch.Tensor) -> torch.Tensor:
+    """Collective over the loop group. Sums `values` over ranks in place and returns them. Raises PeerLost."""
+    if world.loop_group is not None:
+        try:
+            dist.all_reduce(values, group=world.loop_group)
+        except RuntimeError as error:
+            raise peer_lost("a sum over ranks", error) from error
+    return values
+
+
+def broadcast_json(world: World, value: Any) -> Any:
+    """Collective over the save group. Rank 0's `value`, as JSON types, on every rank. No pickle. Raises PeerLost."""
+    if world.save_group is None:
+        return json.loads(canonical(value))
+    payload = torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8) if world.leads else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([payload.numel()], dtype=torch.int64)
+    try:
+        dist.broadcast(length, group=world.save_group, group_src=0)
+        if not world.leads:
+            payload = torch.empty(int(length.item()), dtype=torch.uint8)
+        dist.broadcast(payload, group=world.save_group, group_src=0)
+    except RuntimeError as error:
+        raise peer_lost("a broadcast from rank 0", error) from error
+    return json.loads(bytes(payload.tolist()))
+
+
+def gather_json(world: World, value: Any) -> list[Any]:
+    """Collective over the save group. The JSON value of every rank, in rank order, on every rank. No pickle. Raises PeerLost."""
+    if world.save_group is None:
+        return [json.loads(canonical(value))]
+    payload = torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
+    lengths_R = torch.empty(world.size, dtype=torch.int64)
+    try:
+        dist.all_gather_into_tensor(lengths_R, torch.tensor([payload.numel()], dtype=torch.int64), group=world.save_group)
+        longest = int(lengths_R.max().item())
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: payload.numel()] = payload
+        gathered_RN = torch.empty(world.size, longest, dtype=torch.uint8)
+        dist.all_gather_into_tensor(gathered_RN, padded, group=world.save_group)
+    except RuntimeError as error:
+        raise peer_lost("a gather over ranks", error) from error
+    return [json.loads(gathered_RN[rank, : int(lengths_R[rank])].numpy().tobytes()) for rank in range(world.size)]
+
+
+def agree_ok(world: World, error: SurefootError | None) -> SurefootError | None:
+    """Collective over the save group. None when every rank passes None, else the lowest failing rank's error, the same on every rank."""
+    told = None if error is None else {"exit_code": error.exit_code, **error.as_json()}
+    for rank, other in enumerate(gather_json(world, told)):
+        if other is not None:
+            if error is not None and rank == world.rank:
+                return error
+            return _error_from(other, rank)
+    return None
+
+
+def _error_from(told: dict[str, Any], rank: int) -> SurefootError:
+    parts = told["error"]
+    for kind in _all_errors(SurefootError):
+        if kind.code == parts["code"]:
+            return kind(f"{parts['what']} (on rank {rank})", where=parts["where"], hint=parts["hint"], rank=rank)
+    return SurefootError(f"{parts['what']} (on rank {rank})", where=parts["where"], hint=parts["hint"], rank=rank)
+
+
+def _all_errors(kind: type[SurefootError]) -> list[type[SurefootError]]:
+    return [kind, *(deeper for child in kind.__subclasses__() for deeper in _all_errors(child))]
+
+
+def peer_lost(what: str, error: BaseException) -> PeerLost:
+    """The error of a collective that another rank did not finish: never the root cause itself."""
+    return PeerLost(f"{what} did not finish: {error}", hint="another rank went away; the agent names it and restarts")
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether a RuntimeError out of torch (a backward with overlapped reductions, say) is the loss of another rank."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ("gloo/transport", "Connection closed by peer", "NCCL", "Timed out waiting")
+    )
