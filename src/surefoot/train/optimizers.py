@@ -1,0 +1,64 @@
+"""The optimizer from the config: parameter groups by what a parameter is, one pinned kernel."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from surefoot.core.errors import ConfigError
+from surefoot.core.sections import OptimizerSection
+
+
+def build_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
+    """AdamW over decayed matrices and everything else, or whatever `factory` returns. Local."""
+    if section.factory:
+        return _from_factory(model, section)
+    decayed, others = split_parameters(model)
+    groups = [
+        {"params": [parameter for _, parameter in decayed], "weight_decay": section.weight_decay},
+        {"params": [parameter for _, parameter in others], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=section.lr,
+        betas=(section.beta1, section.beta2),
+        eps=section.eps,
+        fused=section.kernel == "fused",
+        foreach=section.kernel == "foreach",
+    )
+
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def split_parameters(model: nn.Module) -> tuple[Named, Named]:
+    """(decayed, others): weight decay is for matrices; embeddings, norms and biases have none."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    decayed: Named = []
+    others: Named = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (decayed if parameter.ndim >= 2 and id(parameter) not in embeddings else others).append((name, parameter))
+    return decayed, others
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _from_factory(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
+    module_name, _, function_name = section.factory.partition(":")
+    where = "[optimizer] factory"
+    try:
+        factory = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{section.factory!r} cannot be imported: {error}", where=where, hint="write package.module:function") from error
+    named: Iterable[tuple[str, nn.Parameter]] = model.named_parameters()
+    optimizer = factory(named, section)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"{section.factory!r} returned {type(optimizer).__name__}, not a torch Optimizer", where=where)
+    return optimizer
