@@ -78,13 +78,14 @@ def cut(
 def _shard(model: nn.Module, units: Sequence[nn.Module], *, mesh: DeviceMesh, materialise: Callable[[nn.Module], None]) -> FSDPModule:
     for unit in units:
         fully_shard(unit, mesh=mesh)
-    sharded = fully_shard(model, mesh=mesh)
-    for module in sharded.modules():
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     materialise(model)
-    return sharded
+    assert isinstance(model, FSDPModule)  # fully_shard changed its class
+    return model
 
 
 def _sum_bucket(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

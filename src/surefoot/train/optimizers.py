@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
 from surefoot.core.errors import ConfigError
+from surefoot.core.functions import load_function
 from surefoot.core.sections import OptimizerSection
 
 
@@ -51,14 +49,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _from_factory(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
-    module_name, _, function_name = section.factory.partition(":")
     where = "[optimizer] factory"
-    try:
-        factory = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{section.factory!r} cannot be imported: {error}", where=where, hint="write package.module:function") from error
-    named: Iterable[tuple[str, nn.Parameter]] = model.named_parameters()
-    optimizer = factory(named, section)
+    optimizer = load_function(section.factory, where=where)(model.named_parameters(), section)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"{section.factory!r} returned {type(optimizer).__name__}, not a torch Optimizer", where=where)
     return optimizer
