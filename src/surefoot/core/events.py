@@ -11,6 +11,7 @@ class Event(StrEnum):
     RUN_FINISHED = "run.finished"
     RUN_LEFT = "run.left"
     RUN_HALTED = "run.halted"
+    RUN_RELEASED = "run.released"
     CONFIG_ACCEPTED = "config.accepted"
     DATA_ACCEPTED = "data.accepted"
     ENVIRONMENT_CHANGED = "environment.changed"

@@ -16,8 +16,13 @@ class DataPort(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
 
+    @property
+    def next_sample(self) -> int:
+        """Global index of the first sample that has not been handed out. Cheap: asked for every step."""
+        ...
+
     def cursor(self) -> Mapping[str, Any]:
-        """The state that makes `seek` give the batch that `next` would give now. Has at least `next_sample`."""
+        """The state that makes `seek` give the batch that `next` would give now. Taken at saves only."""
         ...
 
     def seek(self, cursor: Mapping[str, Any]) -> None:

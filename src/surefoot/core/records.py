@@ -208,6 +208,7 @@ class StepReport:
     exchange_s: float
     update_s: float
     save_s: float
+    evaluate_s: float
     tokens_per_s: float
     val_loss: float | None = None
     bits_per_byte: float | None = None
