@@ -1,0 +1,60 @@
+"""Measure, exchange, judge: from this rank's gradients to a verdict that is equal on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.core.clock import Clock
+from surefoot.core.records import Signals, Verdict
+from surefoot.guard.state import TrainState
+from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
+from surefoot.monitor.vector import Flag, HostWords, encode, fold
+from surefoot.monitor.verdict import judge
+from surefoot.tensors.world import World, gather_words
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the loop hands over for one step. `loss_sum` is in nats, summed over this rank's live tokens. Durations in seconds."""
+
+    loss_sum: torch.Tensor
+    num_live_tokens: int
+    data_wait_s: float
+    forward_backward_s: float
+
+
+class Judge:
+    """Holds nothing that outlives a step."""
+
+    def __init__(self, state: TrainState, *, world: World, generation: int, gradient_divisor: float, clock: Clock) -> None:
+        self._state = state
+        self._world = world
+        self._generation = generation
+        self._gradient_divisor = gradient_divisor
+        self._clock = clock
+
+    def exchange(self, measured: Measured, *, leave: bool, save: bool, save_clock_s: float, save_stall_s: float) -> tuple[Signals, Verdict]:
+        """Collective over the loop group: the one all-gather of the step. Reads the device once."""
+        parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
+        gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size)
+        squared_norm, num_nonfinite = squared_norm_and_nonfinite(gradients, device=self._world.device)
+        host = HostWords(
+            generation=self._generation,
+            attempt=self._state.attempt,
+            step=self._state.step,
+            flags=(Flag.LEAVE if leave else Flag(0)) | (Flag.SAVE if save else Flag(0)),
+            blocklist_word=0,
+            num_live_tokens=measured.num_live_tokens,
+            data_wait_s=measured.data_wait_s,
+            forward_backward_s=measured.forward_backward_s,
+            step_clock_s=self._clock.monotonic_s(),
+            save_clock_s=save_clock_s,
+            save_stall_s=save_stall_s,
+            save_slot_free=True,
+        )
+        loss_sum = measured.loss_sum.detach().to(device=self._world.device, dtype=torch.float64)
+        device_values = torch.stack((loss_sum, squared_norm * self._gradient_divisor**2, num_nonfinite))
+        signals = fold(gather_words(self._world, encode(host, device_values=device_values)))
+        return signals, judge(signals)
