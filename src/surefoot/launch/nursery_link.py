@@ -1,0 +1,72 @@
+"""The agent's side of a nursery: start it, ask it for ranks, hear how they ended, end it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from surefoot.launch.wire import Message, Start, control_pair, receive_message, send_message
+
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class NurseryLink:
+    """One running nursery. Make it from the thread that lives as long as the process: the kernel ends a nursery with its starter."""
+
+    def __init__(self, process: subprocess.Popen[bytes], *, channel: socket.socket, pidfd: int) -> None:
+        self._process = process
+        self._channel = channel
+        self.pidfd = pidfd
+
+    @classmethod
+    def spawn(cls, *, entry: str, warm: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None) -> NurseryLink:
+        """Exec a nursery that imports `warm` and will run `entry` ("pkg.mod:function") in each rank. Returns before it is ready.
+
+        Its own output (import warnings, a traceback) is appended to `log_path`; `env` is added to this process's environment.
+        """
+        ours, theirs = control_pair()
+        command = [sys.executable, "-m", "surefoot.launch.nursery", "--control-fd", str(theirs.fileno())]
+        command += ["--agent-pid", str(os.getpid()), "--warm", ",".join(warm), "--entry", entry]
+        with theirs, log_path.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **(env or {}), **_ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+        return cls(process, channel=ours, pidfd=os.pidfd_open(process.pid))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """The control socket, for a selector: readable when `receive` has something to say."""
+        return self._channel.fileno()
+
+    def start_ranks(self, request: Start, *, fds: Sequence[int]) -> None:
+        """Ask for ranks; a Started message answers. `fds` are copied, the caller closes its own. Raises OSError when it is gone."""
+        send_message(self._channel, request, fds=fds)
+
+    def receive(self) -> tuple[Message | None, list[int]]:
+        """Wait for the next message, with its pidfds, which the caller owns; (None, []) when the nursery is gone."""
+        return receive_message(self._channel)
+
+    def reap(self) -> int:
+        """Wait for the nursery's end and give its exit code, negative for a signal."""
+        return self._process.wait()
+
+    def close(self) -> int:
+        """Kill the nursery; the kernel kills what it forked. Returns its exit code, negative for a signal."""
+        self._process.kill()
+        code = self.reap()
+        self._channel.close()
+        os.close(self.pidfd)
+        return code
