@@ -1,0 +1,200 @@
+"""A digest of tensor bits that ignores sharding: algorithm "sf1".
+
+A tensor is its elements in row-major order of the *global* shape, element i being the zero-extended little-endian word bits(i). The digest is
+
+    sum over i of  bits(i) * w(i)   mod 2^64,     w(i) = A(i // 65536) * B(i % 65536)   mod 2^64
+    A(k) = splitmix64(0x243F6A8885A308D3 + k) | 1,    B(j) = splitmix64(0x13198A2E03707344 + j) | 1
+
+Elements of 8 and 16 bytes count as two and four 32-bit words, each with its own i, so that two sign flips in float64 cannot cancel. Every w
+is odd, so any single flipped bit changes the sum; swapped values meet different weights. A sum has no order: parts over disjoint boxes add
+up to the whole whatever the sharding, thread count or device. It detects errors; it is no signature against an adversary.
+
+The constants (the first digits of pi) and this text are the format: a change needs a new name beside "sf1".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from surefoot.core.hashing import sha256_json
+
+ALGORITHM = "sf1"
+ROW_SEED = 0x243F6A8885A308D3
+COLUMN_SEED = 0x13198A2E03707344
+BLOCK = 1 << 16
+_MASK = (1 << 64) - 1
+# Blocks of 65536 int64 that are worked on at once: one (512 KiB) stays in the cache of a core, many keep a GPU busy.
+_CACHE_ROWS = {"cpu": 1}
+_DEVICE_ROWS = 128
+_WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+
+
+class DigestedTensor(Protocol):
+    """What `state_digest` needs of a manifest's tensor."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def digest(self) -> str: ...
+
+
+def tensor_digest(tensor: torch.Tensor) -> int:
+    """Local. Digest of a whole tensor; of a DTensor, of this rank's box of it, to be combined over one copy of every box."""
+    if isinstance(tensor, DTensor):
+        _, offsets = local_box(tensor)
+        return box_digest(tensor.to_local(), global_shape=tensor.shape, offsets=offsets)
+    return box_digest(tensor, global_shape=tensor.shape, offsets=(0,) * tensor.dim())
+
+
+def local_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Local. (sizes, offsets) of what this rank holds of the global tensor. A pending sum (Partial) has no bits yet: ValueError."""
+    if isinstance(tensor, DTensor):
+        if any(placement.is_partial() for placement in tensor.placements):
+            raise ValueError(f"a partial tensor has no digest: {tensor.placements}")
+        sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return tuple(sizes), tuple(offsets)
+    return tuple(tensor.shape), (0,) * tensor.dim()
+
+
+def box_digest(local: torch.Tensor, *, global_shape: Sequence[int], offsets: Sequence[int]) -> int:
+    """Local. Digest of the box of a tensor of `global_shape` that starts at `offsets`; boxes that share no element add up with `combine`.
+
+    Raises ValueError when the box does not fit and TypeError for sparse and sub-byte dtypes.
+    """
+    _check_box(local, global_shape, offsets)
+    if local.numel() == 0:
+        return 0
+    words = _words(local.detach())
+    words_per_element = words.numel() // local.numel()
+    starts, run = _runs(local.shape, global_shape=global_shape, offsets=offsets, words_per_element=words_per_element, device=words.device)
+    if run >= BLOCK // 4 or starts.numel() == 1:
+        total = sum(_contiguous(part, first=first) for part, first in zip(words.view(-1, run), starts.tolist(), strict=True))
+    else:
+        total = _scattered(words.view(-1, run), starts=starts)
+    return total & _MASK
+
+
+def combine(digests: Iterable[int]) -> int:
+    """Digest of the union of disjoint boxes."""
+    return sum(digests) & _MASK
+
+
+def as_hex(digest: int) -> str:
+    """The form that manifests hold: 16 hex digits."""
+    return f"{digest & _MASK:016x}"
+
+
+def state_digest(items: Iterable[DigestedTensor]) -> str:
+    """ "sf1:<sha256>" over the canonical JSON of [key, dtype, shape, digest] sorted by key. The caller picks the items."""
+    rows = sorted([item.key, item.dtype, list(item.shape), item.digest] for item in items)
+    return f"{ALGORITHM}:{sha256_json(rows)}"
+
+
+def _check_box(local: torch.Tensor, global_shape: Sequence[int], offsets: Sequence[int]) -> None:
+    if local.layout != torch.strided or local.is_quantized:
+        raise TypeError(f"no digest for {local.dtype} in layout {local.layout}")
+    fits = len(global_shape) == len(offsets) == local.dim()
+    if not fits or not all(0 <= o and o + s <= g for o, s, g in zip(offsets, local.shape, global_shape, strict=True)):
+        raise ValueError(f"a box of {tuple(local.shape)} at {tuple(offsets)} does not fit into {tuple(global_shape)}")
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits as one flat row of unsigned words of at most 4 bytes, lowest first."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    flat = tensor.resolve_neg().contiguous().view(-1)
+    return flat.view(_WORDS[min(flat.dtype.itemsize, 4)])
+
+
+def _runs(
+    shape: Sequence[int], *, global_shape: Sequence[int], offsets: Sequence[int], words_per_element: int, device: torch.device
+) -> tuple[torch.Tensor, int]:
+    """The box as runs of words that are contiguous in the global tensor: first global word of each run, and their common length."""
+    dim = len(shape)
+    while dim > 0 and shape[dim - 1] == global_shape[dim - 1]:
+        dim -= 1  # whole dims join the run; the first cut one ends it
+    first_run_dim = max(dim - 1, 0)
+    strides = [math.prod(global_shape[k + 1 :]) * words_per_element for k in range(len(shape))]
+    starts = torch.zeros(1, dtype=torch.int64, device=device)
+    for k in range(first_run_dim):
+        along = torch.arange(offsets[k], offsets[k] + shape[k], dtype=torch.int64, device=device) * strides[k]
+        starts = (starts[:, None] + along).view(-1)
+    if shape:
+        starts = starts + offsets[first_run_dim] * strides[first_run_dim]
+    return starts, math.prod(shape[first_run_dim:]) * words_per_element
+
+
+def _contiguous(words: torch.Tensor, *, first: int) -> int:
+    """Digest of words whose global indices are first, first + 1, ..."""
+    columns, rows = _columns(words.device), _rows(first // BLOCK, (first + words.numel() - 1) // BLOCK + 1, words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    head = min(-first % BLOCK, words.numel())
+    num_full, tail = divmod(words.numel() - head, BLOCK)
+    if head:
+        column = first % BLOCK
+        total += (words[:head].to(torch.int64) * columns[column : column + head]).sum() * rows[0]
+    full, full_rows = words[head : head + num_full * BLOCK].view(num_full, BLOCK), rows[1 if head else 0 :]
+    step = _CACHE_ROWS.get(words.device.type, _DEVICE_ROWS)
+    buffer = torch.empty((min(step, num_full), BLOCK), dtype=torch.int64, device=words.device)
+    for row in range(0, num_full, step):
+        part = full[row : row + step]
+        products = buffer[: len(part)].copy_(part).mul_(columns)
+        total += (products.sum(dim=1) * full_rows[row : row + len(part)]).sum()
+    if tail:
+        total += (words[-tail:].to(torch.int64) * columns[:tail]).sum() * rows[-1]
+    return int(total.item())
+
+
+def _scattered(words: torch.Tensor, *, starts: torch.Tensor) -> int:
+    """Digest of many short runs (one a row of `words`), several runs at once with a gathered weight per word."""
+    first, last = int(starts.min()) // BLOCK, (int(starts.max()) + words.shape[1] - 1) // BLOCK
+    columns, rows = _columns(words.device), _rows(first, last + 1, words.device)
+    within = torch.arange(words.shape[1], dtype=torch.int64, device=words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    step = max(1, _CACHE_ROWS.get(words.device.type, _DEVICE_ROWS) * BLOCK // words.shape[1])
+    for part, part_starts in zip(words.split(step), starts.split(step), strict=True):
+        index = part_starts[:, None] + within
+        weights = columns.take(index & (BLOCK - 1)) * rows.take((index >> 16) - first)
+        total += (part.to(torch.int64) * weights).sum()
+    return int(total.item())
+
+
+@lru_cache(maxsize=8)
+def _columns(device: torch.device) -> torch.Tensor:
+    """B(j) for every j."""
+    return _weights(COLUMN_SEED, count=BLOCK, device=device)
+
+
+@lru_cache(maxsize=512)
+def _rows(start: int, stop: int, device: torch.device) -> torch.Tensor:
+    """A(k) for k in start..stop-1; cached because every save meets the same tensors."""
+    return _weights(ROW_SEED + start, count=stop - start, device=device)
+
+
+def _weights(seed: int, *, count: int, device: torch.device) -> torch.Tensor:
+    """splitmix64(seed + arange(count)) | 1 in int64, which wraps as unsigned arithmetic does."""
+    index = torch.arange(count, dtype=torch.int64, device=device)
+    z = index + _signed(seed + 0x9E3779B97F4A7C15)
+    z = (z ^ _shift_right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift_right(z, 27)) * _signed(0x94D049BB133111EB)
+    return (z ^ _shift_right(z, 31)) | 1
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(value: torch.Tensor, bits: int) -> torch.Tensor:
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
