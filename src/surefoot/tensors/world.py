@@ -48,6 +48,14 @@ def join_world(*, device: torch.device, collective_limit_s: float) -> World:
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device, loop_group=loop_group, save_group=save_group)
 
 
+def world_here(collective_limit_s: float) -> World:
+    """Collective over the default group where there is one. The World of a loop that set its processes up by itself."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return join_world(device=device, collective_limit_s=collective_limit_s)
+    return single_world(device)
+
+
 def gather_words(world: World, words_W: torch.Tensor) -> torch.Tensor:
     """Collective over the loop group. int64 words of each rank -> int64 [R, W], the same on every rank. Raises PeerLost."""
     if world.loop_group is None:

@@ -1,0 +1,256 @@
+"""surefoot.Guard: six methods between any training loop and everything that protects it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from surefoot.core.clock import Clock, SystemClock
+from surefoot.core.errors import EXIT_RETRY, SurefootError, TrainingHalted
+from surefoot.core.events import Event
+from surefoot.core.ports import DataPort, EvalPort
+from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
+from surefoot.core.sections import RunConfig
+from surefoot.guard.judging import Judge, Measured
+from surefoot.guard.place import find_place
+from surefoot.guard.recording import Recorder
+from surefoot.guard.requests import LeaveRequests
+from surefoot.guard.restoring import restore_newest
+from surefoot.guard.saving import Saver
+from surefoot.guard.state import TrainState
+from surefoot.guard.timing import StepTimes
+from surefoot.heal.policy import decide
+from surefoot.tensors.world import World, world_here
+
+
+class Guard:
+    """Binds checkpoints, monitoring, healing, coordination and the ledger to a training loop that stays the caller's.
+
+    with Guard(config, model=model, optimizer=optimizer, data=port) as guard:
+        guard.restore()
+        while guard.begin():
+            loss_sum, num_live_tokens = forward_backward(next(port))
+            if guard.judge(loss_sum, num_live_tokens).proceeds:
+                scale_all_gradients(guard.clip_scale)
+                optimizer.step()
+                guard.applied()
+            optimizer.zero_grad()
+            guard.finish()
+
+    Gradients are those of the loss *summed* over live tokens and over ranks, divided by `gradient_divisor`: 1 for a sum, the world size
+    under DistributedDataParallel's default mean. `model` may be wrapped; `data` is the caller's DataPort; `evaluation` is asked for the
+    held-out loss every `train.eval_interval_steps`. All methods but `applied` are collective: every rank calls them in the same order.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: DataPort,
+        evaluation: EvalPort | None = None,
+        world: World | None = None,
+        gradient_divisor: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._world = world or world_here(config.launch.collective_limit_s)
+        self._place = find_place(config, self._world, clock=self._clock)
+        self._state = TrainState(model=model, optimizer=optimizer, data=data)
+        self._evaluation = evaluation
+        self._gradient_divisor = gradient_divisor
+        self._beat = self._place.board.slot(self._world.rank)
+        self._requests = LeaveRequests(
+            asked_by_agent=lambda: self._place.board.leave_requested, takes_interrupts=not self._place.under_agent
+        )
+        self._recorder = Recorder(
+            self._state,
+            config=config,
+            world=self._world,
+            run_dir=self._place.run_dir,
+            generation=self._place.generation,
+            clock=self._clock,
+        )
+        self._judge = Judge(
+            self._state, world=self._world, generation=self._place.generation, gradient_divisor=gradient_divisor, clock=self._clock
+        )
+        self._saver = Saver(self._state, config=config, world=self._world, place=self._place, recorder=self._recorder, clock=self._clock)
+        self._times = StepTimes(self._clock)
+        self._signals: Signals | None = None
+        self._action: Action | None = None
+        self._leave: Leave | None = None
+
+    @property
+    def step(self) -> int:
+        """Training steps finished, skipped updates included."""
+        return self._state.step
+
+    @property
+    def clip_scale(self) -> float:
+        """What every gradient is multiplied by before the update that `judge` allowed: clipping, and the division by the live tokens."""
+        if not isinstance(self._action, Proceed):
+            raise SurefootError("there is no clip scale: judge did not let this step proceed", where=f"step {self._state.step + 1}")
+        return self._action.clip_scale
+
+    def restore(self) -> Resumed:
+        """Collective over the world. Load the newest checkpoint of the lineage that verifies, or start fresh.
+
+        Raises CheckpointError when checkpoints exist but none loads, DataError when the data changed, ConfigError when the config did.
+        """
+        self._beat.beat(phase=Phase.RESTORE, step=0)
+        resumed = restore_newest(
+            self._state, config=self._config, world=self._world, place=self._place, recorder=self._recorder, saver=self._saver
+        )
+        self._recorder.say(resumed.message)
+        return resumed
+
+    def begin(self) -> Go | Leave:
+        """Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good."""
+        if self._leave is None and self._state.step >= self._config.train.num_steps:
+            self._finish_run()
+        if self._leave is not None:
+            return self._leave
+        self._times.begin()
+        self._beat.beat(phase=Phase.STEP, step=self._state.step)
+        return Go(step=self._state.step)
+
+    def judge(
+        self,
+        loss_sum: torch.Tensor,
+        num_live_tokens: int,
+        *,
+        lr: float | None = None,
+        data_wait_s: float = 0.0,
+        forward_backward_s: float = 0.0,
+    ) -> Action:
+        """Collective over the loop group. Measure the gradients, exchange one vector, and decide what all ranks do with this step.
+
+        `loss_sum` is this rank's loss in nats summed over its `num_live_tokens`; `lr` only reports the rate (default: that of the first
+        parameter group).
+        """
+        self._times.judge()
+        measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s)
+        self._signals, verdict = self._judge.exchange(
+            measured,
+            leave=self._requests.reason is not None,
+            save=False,
+            save_clock_s=self._saver.since_last_s,
+            save_stall_s=self._saver.last_stall_s,
+        )
+        self._action, self._state.heal = decide(
+            self._signals,
+            verdict,
+            self._state.heal,
+            max_grad_norm=self._config.optimizer.max_grad_norm,
+            gradient_divisor=self._gradient_divisor,
+            max_skips_in_a_row=self._config.monitor.max_skips_in_a_row,
+        )
+        self._times.judged(measured, lr=lr if lr is not None else float(self._state.optimizer.param_groups[0]["lr"]))
+        return self._action
+
+    def applied(self) -> None:
+        """Local. The update that `judge` allowed has been made."""
+        self._state.updates += 1
+        self._times.applied()
+
+    def finish(self) -> StepReport:
+        """Collective over the world. Count the step, evaluate and save when due, tell everybody, return the report."""
+        signals, action = self._signals, self._action
+        if signals is None or action is None:
+            raise SurefootError("finish was called before judge", where=f"step {self._state.step + 1}")
+        self._signals = self._action = None
+        if isinstance(action, Halt):
+            self._recorder.ledger(Event.RUN_HALTED, rule=action.rule, reason=action.reason)
+            self._leave = Leave(TrainingHalted.exit_code, action.reason)
+        else:
+            self._state.step += 1
+            self._state.loss = signals.loss
+            self._state.tokens += signals.num_live_tokens
+        if isinstance(action, SkipUpdate):
+            self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
+        held_out = None if self._leave else self._evaluate_if_due()
+        saved = None if self._leave else self._save_if_due(signals)
+        report = self._report(signals, action, held_out, saved)
+        self._recorder.tell(report)
+        self._beat.beat(phase=Phase.STEP, step=self._state.step)
+        if self._place.lock is not None:
+            self._place.lock.renew()
+        if signals.leave_requested and self._leave is None:
+            reason = self._requests.reason or "another rank was asked to leave"
+            self._recorder.ledger(Event.RUN_LEFT, reason=reason)
+            self._leave = Leave(EXIT_RETRY, reason)
+        return report
+
+    def close(self) -> None:
+        """Release what the guard holds. After a Leave that is not a finished run it raises SystemExit with the code of that Leave."""
+        self._release()
+        if self._leave is not None and self._leave.exit_code:
+            self._recorder.say(f"left after step {self._state.step}: {self._leave.reason}")
+            raise SystemExit(self._leave.exit_code)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        self._requests.close()
+        self._recorder.close()
+        self._beat.beat(phase=Phase.STOPPED, step=self._state.step)
+        if self._place.lock is not None:
+            self._place.lock.release()
+
+    def _evaluate_if_due(self) -> HeldOutLoss | None:
+        interval, step = self._config.train.eval_interval_steps, self._state.step
+        last = step >= self._config.train.num_steps
+        if self._evaluation is None or not (last or (interval and step % interval == 0)):
+            return None
+        self._beat.beat(phase=Phase.EVALUATE, step=step)
+        with self._times.measure("evaluate_s"):
+            return self._evaluation.held_out()
+
+    def _save_if_due(self, signals: Signals) -> str | None:
+        reason = self._saver.reason_to_save(signals)
+        if reason is None:
+            return None
+        self._beat.beat(phase=Phase.SAVE, step=self._state.step)
+        with self._times.measure("save_s"):
+            return self._saver.save(reason=reason)
+
+    def _finish_run(self) -> None:
+        if self._saver.last_saved_step != self._state.step:
+            self._beat.beat(phase=Phase.SAVE, step=self._state.step)
+            self._saver.save(reason="the run is finished")
+        self._recorder.ledger(Event.RUN_FINISHED, fields={"state_digest": self._saver.last_digest, "checkpoint": self._saver.last_id})
+        self._leave = Leave(0, "finished")
+
+    def _report(self, signals: Signals, action: Action, held_out: HeldOutLoss | None, saved: str | None) -> StepReport:
+        times: dict[str, Any] = self._times.end(num_live_tokens=signals.num_live_tokens)
+        return StepReport(
+            step=self._state.step,
+            attempt=self._state.attempt,
+            generation=self._place.generation,
+            loss=signals.loss,
+            num_live_tokens=signals.num_live_tokens,
+            tokens=self._state.tokens,
+            grad_norm=signals.grad_norm,
+            clip_scale=action.clip_scale if isinstance(action, Proceed) else 0.0,
+            action=_NAMES.get(type(action), type(action).__name__.lower()),
+            next_sample=self._state.data.next_sample,
+            val_loss=held_out.loss if held_out else None,
+            bits_per_byte=held_out.bits_per_byte if held_out else None,
+            saved=saved,
+            **times,
+        )
+
+
+_NAMES: dict[type, str] = {Proceed: "proceed", SkipUpdate: "skip", Halt: "halt"}

@@ -1,0 +1,42 @@
+"""The loop: whoever iterates owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from surefoot.core.records import StepReport
+from surefoot.core.sections import RunConfig
+from surefoot.guard import Guard
+from surefoot.tensors.process_group import connected, set_threads
+from surefoot.train.build import build_parts, make_deterministic
+from surefoot.train.step import Parts, train_step
+
+
+@contextmanager
+def open_run(config: RunConfig) -> Iterator[tuple[Parts, Guard]]:
+    """Collective over the world. Everything built and guarded, nothing restored yet; closed on the way out."""
+    set_threads(config.launch)
+    make_deterministic(config.numerics)
+    with connected(config.launch) as world:
+        parts = build_parts(config, world)
+        with Guard(
+            config,
+            model=parts.cut.module,
+            optimizer=parts.optimizer,
+            data=parts.data,
+            evaluation=parts.evaluation,
+            world=world,
+        ) as guard:
+            yield parts, guard
+
+
+def training_steps(config: RunConfig) -> Iterator[StepReport]:
+    """Collective over the world. Restore or start, then one report a step until the run is finished or has to leave.
+
+    Ends normally when `train.num_steps` are done. Raises SystemExit with the code of DESIGN's exit codes when the group agreed to leave.
+    """
+    with open_run(config) as (parts, guard):
+        guard.restore()
+        while guard.begin():
+            yield train_step(parts, guard)

@@ -1,0 +1,70 @@
+"""One training step, in its order, on one screen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from surefoot.core.records import StepReport
+from surefoot.core.sections import RunConfig
+from surefoot.data.loader import ShardedLoader, StepBatch
+from surefoot.guard import Guard
+from surefoot.model.loss import loss_sums
+from surefoot.model.precision import autocast_context
+from surefoot.parallel.clip import scale_gradients
+from surefoot.parallel.data_parallel import Cut
+from surefoot.tensors.world import World
+from surefoot.train.evaluate import HeldOut
+from surefoot.train.optimizers import set_learning_rate
+from surefoot.train.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a step works with; `train.build` makes it from the config."""
+
+    config: RunConfig
+    world: World
+    cut: Cut
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    data: ShardedLoader
+    evaluation: HeldOut
+
+
+def train_step(parts: Parts, guard: Guard) -> StepReport:
+    """Collective over the world. Fetch, forward and backward, judge, act, count, persist, tell; between `guard.begin` and the next."""
+    rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=parts.config.optimizer.lr)
+    started_s = time.monotonic()
+    batch = next(parts.data)
+    fetched_s = time.monotonic()
+    loss_sum = forward_backward(parts, batch)
+    action = guard.judge(
+        loss_sum,
+        batch.num_live_tokens,
+        lr=rate,
+        data_wait_s=fetched_s - started_s,
+        forward_backward_s=time.monotonic() - fetched_s,
+    )
+    if action.proceeds:
+        scale_gradients(parts.parameters, guard.clip_scale)
+        set_learning_rate(parts.optimizer, rate)
+        parts.optimizer.step()
+        guard.applied()
+    parts.optimizer.zero_grad()
+    return guard.finish()
+
+
+def forward_backward(parts: Parts, batch: StepBatch) -> torch.Tensor:
+    """Collective over the data axes. Adds the gradient of the *sum* over live tokens into `.grad`; returns this rank's nats, float64."""
+    total_nats = torch.zeros((), dtype=torch.float64, device=parts.world.device)
+    for index, atom in enumerate(batch.micro_batches):
+        with parts.cut.micro_step(is_last=index + 1 == len(batch.micro_batches)):
+            with autocast_context(parts.config.train.precision, parts.world.device):
+                sums = loss_sums(parts.cut.forward, atom.to(parts.world.device), parts.config.model)
+            sums.objective.backward()
+        total_nats += sums.nats.detach()
+    return total_nats
