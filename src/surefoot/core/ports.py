@@ -42,8 +42,8 @@ class SteerableData(DataPort, Protocol):
 
 
 class EvalPort(Protocol):
-    def held_out(self) -> HeldOutLoss:
-        """Collective over the world. The loss on the frozen held-out samples, the same on all ranks; changes no state."""
+    def held_out(self) -> HeldOutLoss | None:
+        """Collective over the world. The loss on the frozen held-out samples, the same on all ranks; None without any; changes no state."""
         ...
 
 

@@ -91,6 +91,11 @@ class Guard:
         return self._state.step
 
     @property
+    def finished(self) -> bool:
+        """Whether `begin` found every step done and committed."""
+        return self._leave is not None and self._leave.exit_code == 0
+
+    @property
     def clip_scale(self) -> float:
         """What every gradient is multiplied by before the update that `judge` allowed: clipping, and the division by the live tokens."""
         if not isinstance(self._action, Proceed):

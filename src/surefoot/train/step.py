@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +14,7 @@ from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.data.loader import ShardedLoader, StepBatch
 from surefoot.guard import Guard
-from surefoot.model.loss import loss_sums
-from surefoot.model.precision import autocast_context
+from surefoot.model.loss import loss_sum
 from surefoot.parallel.clip import scale_gradients
 from surefoot.parallel.data_parallel import Cut
 from surefoot.tensors.world import World
@@ -31,6 +32,7 @@ class Parts:
     cut: Cut
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
+    autocast: AbstractContextManager[Any]
     data: ShardedLoader
     evaluation: HeldOut
 
@@ -41,9 +43,9 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     started_s = time.monotonic()
     batch = next(parts.data)
     fetched_s = time.monotonic()
-    loss_sum = forward_backward(parts, batch)
+    nats = forward_backward(parts, batch)
     action = guard.judge(
-        loss_sum,
+        nats,
         batch.num_live_tokens,
         lr=rate,
         data_wait_s=fetched_s - started_s,
@@ -63,8 +65,8 @@ def forward_backward(parts: Parts, batch: StepBatch) -> torch.Tensor:
     total_nats = torch.zeros((), dtype=torch.float64, device=parts.world.device)
     for index, atom in enumerate(batch.micro_batches):
         with parts.cut.micro_step(is_last=index + 1 == len(batch.micro_batches)):
-            with autocast_context(parts.config.train.precision, parts.world.device):
-                sums = loss_sums(parts.cut.forward, atom.to(parts.world.device), parts.config.model)
+            with parts.autocast:
+                sums = loss_sum(parts.cut.forward, atom.to(parts.world.device), z_loss=parts.config.model.z_loss)
             sums.objective.backward()
-        total_nats += sums.nats.detach()
+        total_nats += sums.nats
     return total_nats

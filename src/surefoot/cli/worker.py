@@ -1,0 +1,84 @@
+"""What a rank runs: forked by the nursery, or started by torchrun or Slurm through `surefoot train`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from surefoot.config import load_config
+from surefoot.core.durable import write_atomic
+from surefoot.core.errors import SurefootError
+from surefoot.core.records import StepReport
+from surefoot.core.sections import RunConfig
+from surefoot.core.strict_json import dumps
+from surefoot.core.units import show_count
+from surefoot.launch.logs import rank_paths
+from surefoot.tensors.world import is_peer_failure, peer_lost
+from surefoot.train.loop import open_run
+from surefoot.train.sample import text_sample
+from surefoot.train.step import Parts, train_step
+
+NUM_SAMPLE_TOKENS = 60
+
+
+def main() -> None:
+    """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
+    set_up_logging()
+    run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
+    try:
+        train_here(load_config(run_dir / "config.toml").config)
+    except SurefootError as error:
+        sys.stderr.write(f"{error}\n")
+        path = rank_paths(run_dir, int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"]))[2]
+        write_atomic(path, dumps(error.as_json()), durable=False)
+        raise SystemExit(error.exit_code) from error
+
+
+def train_here(config: RunConfig) -> None:
+    """Collective over the world. Train to the end in this process; SystemExit when the group leaves, PeerLost when a peer is gone."""
+    try:
+        with open_run(config) as (parts, guard):
+            guard.restore()
+            last: StepReport | None = None
+            while guard.begin():
+                last = train_step(parts, guard)
+            if guard.finished:
+                _say_result(parts, last, run_dir=Path(config.run.dir))
+    except RuntimeError as error:
+        if is_peer_failure(error):
+            raise peer_lost("a reduction of gradients", error) from error
+        raise
+
+
+def set_up_logging() -> None:
+    """Progress lines as they are on stdout; warnings and worse, with their origin, on stderr."""
+    progress = logging.getLogger("surefoot.progress")
+    to_console = logging.StreamHandler(sys.stdout)
+    to_console.setFormatter(logging.Formatter("%(message)s"))
+    progress.addHandler(to_console)
+    progress.setLevel(logging.INFO)
+    progress.propagate = False
+    to_log = logging.StreamHandler(sys.stderr)
+    to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(to_log)
+    root.setLevel(logging.WARNING)
+
+
+def _say_result(parts: Parts, last: StepReport | None, *, run_dir: Path) -> None:
+    sample = text_sample(parts, num_tokens=NUM_SAMPLE_TOKENS)  # collective under sharding, so every rank computes it
+    if not parts.world.leads:
+        return
+    say = logging.getLogger("surefoot.progress").info
+    say("")
+    if last is not None and last.val_loss is not None:
+        say(
+            "trained on %s tokens: held-out loss %.4f nats per token, %.3f bits per byte",
+            show_count(last.tokens),
+            last.val_loss,
+            last.bits_per_byte,
+        )
+    say("a sample of what it writes:\n%s", "\n".join(f"  | {line}" for line in sample.splitlines()))
+    say("")
