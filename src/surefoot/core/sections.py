@@ -145,6 +145,10 @@ class LaunchSection:
     init_limit_s: float = setting(120.0, "from fork to the first beat of the loop, restore included", unit="s", low=1.0)
     collective_limit_s: float = setting(300.0, "timeout of every process group; torch would wait 1800 s", unit="s", low=1.0)
     grace_s: float = setting(60.0, "from a request to leave until the workers are killed", unit="s", low=1.0)
+    settle_s: float = setting(0.5, "after a rank failed, how long the others may still say why before they are killed", unit="s", low=0.0)
+    kill_limit_s: float = setting(
+        60.0, "a killed worker must be gone by then; accelerator drivers can hold it for most of this", unit="s", low=1.0
+    )
     lease_s: float = setting(30.0, "a lock on another host that was not renewed for this long may be taken over", unit="s", low=5.0)
     threads_per_rank: int = setting(0, "intra-op threads; 0 shares the cores out; pinned in the run record because it changes bits", low=0)
 
