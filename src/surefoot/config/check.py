@@ -1,0 +1,41 @@
+"""One value against one setting. pydantic decides in its strict mode (no bool for an integer, integers do for floats, never nan or inf)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal, get_origin
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from surefoot.config.schema import Setting, describe_wanted
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_INT64 = 1 << 63
+
+
+class Refused(ValueError):
+    """The value does not suit the setting; the message says what was wanted."""
+
+
+def checked(setting: Setting, value: Any) -> Any:
+    """`value` as the setting's exact type: lists become tuples, integers floats where those are declared. Raises Refused."""
+    if isinstance(value, int) and abs(value) >= _INT64:
+        raise Refused(f"{describe_wanted(setting)}, in 64 bits")
+    try:
+        return _adapter(setting).validate_python(_as_tuples(value))
+    except ValidationError:
+        raise Refused(describe_wanted(setting)) from None
+
+
+@cache
+def _adapter(setting: Setting) -> TypeAdapter[Any]:
+    kind: Any = setting.type
+    if setting.low is not None or setting.high is not None:
+        kind = Annotated[kind, Field(ge=setting.low, le=setting.high)]
+    elif get_origin(kind) is Literal:
+        return TypeAdapter(kind)
+    return TypeAdapter(kind, config=_STRICT)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value

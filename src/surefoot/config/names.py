@@ -1,0 +1,48 @@
+"""What a person probably meant by a name that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from surefoot.config.schema import NOT_IN_THIS_RELEASE, every_setting, sections, sections_with, settings_of
+
+
+def nearest(name: str, *, choices: Iterable[str]) -> str | None:
+    """The valid name closest to `name`, or None when nothing is close."""
+    matches = get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def explain_unknown_section(name: str) -> tuple[str, str]:
+    """(what, hint) for a top-level name that is no section."""
+    if name in NOT_IN_THIS_RELEASE:
+        return f"[{name}] is not in this release", "remove it"
+    owners = sections_with(name)
+    if owners:
+        return f'key "{name}" stands outside its section', f"{name} belongs in {_list_sections(owners)}"
+    close = nearest(name, choices=sections())
+    hint = f"did you mean [{close}]?" if close else f"the sections are {', '.join(sections())}"
+    return f"there is no section [{name}]", hint
+
+
+def explain_unknown_key(section: str, key: str, *, settings: Iterable[str] | None = None) -> tuple[str, str]:
+    """(what, hint) for a key that its section lacks: misspelled, misplaced, or not built yet. `settings` when it is not a plain section."""
+    known = list(settings_of(sections()[section]) if settings is None else settings)
+    what = f'[{section}] has no key "{key}"'
+    if f"{section}.{key}" in NOT_IN_THIS_RELEASE:
+        return f"{section}.{key} is not in this release", "remove it"
+    owners = sections_with(key)
+    if owners:
+        return what, f"{key} belongs in {_list_sections(owners)}"
+    close = nearest(key, choices=known)
+    if close:
+        return what, f"did you mean {close}?"
+    elsewhere = nearest(key, choices={setting.key for _, setting in every_setting()})
+    if elsewhere:
+        return what, f"did you mean {elsewhere} in {_list_sections(sections_with(elsewhere))}?"
+    return what, f"its keys are {', '.join(known)}" if known else "it has no settings in this release"
+
+
+def _list_sections(names: list[str]) -> str:
+    return " or ".join(f"[{name}]" for name in names)

@@ -1,0 +1,99 @@
+"""What settings must satisfy together. Each rule names the setting that a person would change first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from surefoot.core.sections import RunConfig
+
+Broken = tuple[str, str, str]
+"""(setting, what is wrong, what to do)"""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def broken_rules(config: RunConfig) -> list[Broken]:
+    """All rules that `config` breaks: it cannot be trained like this."""
+    return [*_names(config), *_shapes(config), *_batches(config), *_schedules(config), *_saves(config)]
+
+
+def questionable(config: RunConfig) -> list[str]:
+    """What can be trained but is probably not meant, in one sentence each."""
+    warnings = []
+    schedule, num_steps = config.schedule, config.train.num_steps
+    num_decay = decay_steps(config) if schedule.kind == "wsd" else 0
+    if schedule.warmup_steps + num_decay > num_steps:
+        warnings.append(
+            f"schedule.warmup_steps = {schedule.warmup_steps} and a decay of {num_decay} steps do not fit into "
+            f"train.num_steps = {num_steps}: the learning rate never reaches its peak"
+        )
+    if config.data.sources and not config.data.path:
+        warnings.append("data.sources are given but no data.path to prepare them into")
+    return warnings
+
+
+def decay_steps(config: RunConfig) -> int:
+    """The length of the WSD decay: as given, or a tenth of num_steps."""
+    return config.schedule.decay_steps if config.schedule.decay_steps >= 0 else config.train.num_steps // 10
+
+
+def _names(config: RunConfig) -> Iterator[Broken]:
+    if not _NAME.fullmatch(config.run.name):
+        yield "run.name", f'"{config.run.name}" does not suit as a folder name', "use letters, digits, '.', '_' and '-'"
+    for setting, factory in (("model.factory", config.model.factory), ("optimizer.factory", config.optimizer.factory)):
+        if factory and not _FACTORY.fullmatch(factory):
+            yield setting, f'"{factory}" is not a factory', "write package.module:function"
+    names = [source.name for source in config.data.sources]
+    if len(names) != len(set(names)):
+        yield "data.sources", f"two sources have one name: {', '.join(names)}", "give each its own name"
+    for index, source in enumerate(config.data.sources):
+        if not source.files:
+            yield f"data.sources[{index}].files", f'source "{source.name}" has no files', "list files, folders or builtin:python-stdlib"
+    if config.data.sources and not sum(source.weight for source in config.data.sources):
+        yield "data.sources", "the weights of all sources are 0", "give at least one a weight above 0"
+
+
+def _shapes(config: RunConfig) -> Iterator[Broken]:
+    model = config.model
+    if model.factory:
+        return
+    d_head, rest = divmod(model.d_model, model.num_heads)
+    if rest:
+        yield "model.d_model", f"d_model = {model.d_model} is not a multiple of num_heads = {model.num_heads}", "change either"
+    elif d_head % 2:
+        yield "model.d_model", f"heads are {d_head} wide: rotary embeddings turn pairs", "make d_model / num_heads even"
+    if model.num_kv_heads and model.num_heads % model.num_kv_heads:
+        what = f"num_kv_heads = {model.num_kv_heads} does not divide num_heads = {model.num_heads}"
+        yield "model.num_kv_heads", what, "use a divisor, or 0 for as many as query heads"
+
+
+def _batches(config: RunConfig) -> Iterator[Broken]:
+    train = config.train
+    if train.micro_batch_size > train.global_batch_size:
+        what = f"micro_batch_size = {train.micro_batch_size} is above global_batch_size = {train.global_batch_size}"
+        yield "train.micro_batch_size", what, "one atom cannot hold more samples than the step"
+    for (first, batch), (next_first, next_batch) in pairwise(train.batch_ramp):
+        if next_first <= first or next_batch <= batch:
+            what = f"[{next_first}, {next_batch}] does not rise after [{first}, {batch}]"
+            yield "train.batch_ramp", what, "order the entries by sample, each batch above the one before"
+    for first, batch in train.batch_ramp:
+        if first < 0 or batch < 1 or batch > train.global_batch_size:
+            what = f"[{first}, {batch}] is outside 0 <= sample, 1 <= batch <= global_batch_size = {train.global_batch_size}"
+            yield "train.batch_ramp", what, "the ramp leads up to global_batch_size"
+
+
+def _schedules(config: RunConfig) -> Iterator[Broken]:
+    if config.schedule.decay_steps > config.train.num_steps:
+        what = f"decay_steps = {config.schedule.decay_steps} is above train.num_steps = {config.train.num_steps}"
+        yield "schedule.decay_steps", what, "-1 decays over the last tenth"
+    for key in ("beta1", "beta2"):
+        if getattr(config.optimizer, key) >= 1.0:
+            yield f"optimizer.{key}", f"{key} = 1 never forgets", "keep it below 1"
+
+
+def _saves(config: RunConfig) -> Iterator[Broken]:
+    if not config.checkpoint.interval_steps and not config.checkpoint.interval_s:
+        yield "checkpoint.interval_steps", "both interval_steps and interval_s are 0: nothing would be saved", "set one of them"

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+import tomlkit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surefoot.config import load_config, resolved_toml
+from surefoot.config.paths import absolute_path, relative_path
+from surefoot.config.schema import Setting, sections, settings_of
+
+Write = Callable[[str], Path]
+
+
+def test_says_where_each_value_came_from(write_toml: Write) -> None:
+    path = write_toml('[model]\npreset = "tiny"\n[train]\nnum_steps = 300\n')
+    loaded = load_config(path, ["run.seed=9"])
+    rows = [" ".join(row.split()) for row in resolved_toml(loaded, loaded.config.run.dir).splitlines()]
+    assert "num_steps = 300 # run.toml:4" in rows
+    assert "seed = 9 # override" in rows
+    assert "num_layers = 2 # preset" in rows
+    assert "seq_len = 256 # default" in rows
+    assert 'dir = "." # default' in rows
+
+
+def test_a_copied_run_folder_finds_its_data_beside_it(write_toml: Write) -> None:
+    path = write_toml('[data]\npath = "tokens"\n')
+    loaded = load_config(path)
+    text = resolved_toml(loaded, loaded.config.run.dir)
+    assert str(path.parent) not in text
+    copy = path.parent / "elsewhere" / "runs" / "run"
+    copy.mkdir(parents=True)
+    (copy / "config.toml").write_text(text)
+    moved = load_config(copy).config
+    assert moved.run.dir == str(copy)
+    assert moved.data.path == str(path.parent / "elsewhere" / "tokens")
+
+
+@pytest.mark.parametrize(
+    "value", ["/a/b", "/a/r/bytes", "/a/r/bpe:5", "/a/r/~x", "/a/r/builtin:x", "/", "bytes", "", "builtin:x", "s3://b/k"]
+)
+def test_relative_and_absolute_paths_are_inverse(value: str) -> None:
+    folder = Path("/a/r")
+    assert absolute_path(relative_path(value, folder=folder), folder=folder) == value
+
+
+# Paths and texts a person could write, quotes and special names included.
+TEXTS = st.text(alphabet="ab/.~:#\"'\\ é\n", max_size=8) | st.sampled_from(["bytes", "bpe:64", "builtin:x", "s3://b/k", "../x", "~"])
+# What the rules tie together is drawn from values that keep them.
+FIXED: dict[str, st.SearchStrategy[Any]] = {
+    "run.name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True),
+    "model.preset": st.sampled_from(["", "tiny"]),
+    "model.factory": st.sampled_from(["", "pkg.sub:build"]),
+    "model.d_model": st.sampled_from([192, 384]),
+    "model.num_heads": st.sampled_from([4, 8]),
+    "model.num_kv_heads": st.sampled_from([0, 2]),
+    "data.sources[].files": st.lists(TEXTS, min_size=1, max_size=3),
+    "data.sources[].weight": st.floats(0.1, 9.0),
+    "train.num_steps": st.integers(10, 1 << 40),
+    "train.global_batch_size": st.integers(16, 1 << 40),
+    "train.micro_batch_size": st.integers(1, 4),
+    "train.batch_ramp": st.sampled_from([[], [[0, 4], [100, 8]]]),
+    "optimizer.factory": st.sampled_from(["", "a.b:c"]),
+    "optimizer.beta1": st.floats(0.0, 0.999),
+    "optimizer.beta2": st.floats(0.0, 0.999),
+    "schedule.decay_steps": st.integers(-1, 10),
+    "checkpoint.interval_steps": st.integers(1, 1 << 40),
+}
+
+
+def values(path: str, setting: Setting) -> st.SearchStrategy[Any]:
+    if path in FIXED:
+        return FIXED[path]
+    if setting.item_section:
+        return st.lists(tables(setting.item_section, path=f"{path}[]"), max_size=2, unique_by=lambda item: item["name"])
+    if get_origin(setting.type) is tuple:
+        return st.lists(TEXTS, max_size=3)
+    if setting.type is bool:
+        return st.booleans()
+    if setting.type is str:
+        return TEXTS
+    if setting.type is int:
+        low = int(setting.low or 0)
+        return st.integers(low, low if setting.high == low else 1 << 40)
+    if setting.type is float:
+        return st.floats(setting.low, setting.high, allow_nan=False, allow_infinity=False)
+    return st.sampled_from(get_args(setting.type))
+
+
+def tables(section: type, *, path: str) -> st.SearchStrategy[dict[str, Any]]:
+    strategies = {key: values(f"{path}.{key}", item) for key, item in settings_of(section).items()}
+    required = {key: strategies.pop(key) for key in ("name", "files") if path.endswith("[]")}
+    return st.fixed_dictionaries(required, optional=strategies)
+
+
+documents = st.fixed_dictionaries({name: tables(section, path=name) for name, section in sections().items()})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@given(document=documents)
+def test_loading_the_resolved_config_gives_the_same_config(tmp_path: Path, document: dict[str, Any]) -> None:
+    source = tmp_path / "source" / "run.toml"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text(tomlkit.dumps(document))
+    loaded = load_config(source)
+    # the document may ask for any run folder; the test may write to this one only
+    run_dir = tmp_path / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir()
+    config = replace(loaded.config, run=replace(loaded.config.run, dir=str(run_dir)))
+    text = resolved_toml(loaded, run_dir)
+    (run_dir / "config.toml").write_text(text)
+    again = load_config(run_dir)
+    assert again.config == config
+    assert again.hashes == loaded.hashes
+    assert set(again.origins) == set(loaded.origins)
+    assert str(tmp_path) not in text

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from surefoot.config import load_config
+from surefoot.core.errors import ConfigError
+
+Write = Callable[[str], Path]
+
+BROKEN = [
+    ("[run]\nname = 'a/b'", 2, "does not suit as a folder name"),
+    ("[model]\nfactory = 'nonsense'", 2, "is not a factory"),
+    ("[optimizer]\nfactory = 'a.b'", 2, "is not a factory"),
+    ("[model]\nd_model = 100\nnum_heads = 3", 2, "not a multiple of num_heads"),
+    ("[model]\nd_model = 12\nnum_heads = 4", 2, "rotary embeddings turn pairs"),
+    ("[model]\nnum_kv_heads = 4", 2, "num_kv_heads = 4 does not divide num_heads = 6"),
+    ("[train]\nmicro_batch_size = 32", 2, "micro_batch_size = 32 is above global_batch_size = 16"),
+    ("[train]\nbatch_ramp = [[0, 8], [0, 16]]", 2, "does not rise"),
+    ("[train]\nbatch_ramp = [[0, 8], [10, 4]]", 2, "does not rise"),
+    ("[train]\nbatch_ramp = [[0, 64]]", 2, "global_batch_size = 16"),
+    ("[train]\nnum_steps = 50\n[schedule]\ndecay_steps = 51", 4, "decay_steps = 51 is above train.num_steps = 50"),
+    ("[optimizer]\nbeta2 = 1.0", 2, "never forgets"),
+    ("[checkpoint]\ninterval_steps = 0", 2, "nothing would be saved"),
+    ("[[data.sources]]\nname = 'x'", 1, "has no files"),
+    ("[[data.sources]]\nfiles = ['a']\n[[data.sources]]\nfiles = ['b']", 1, "two sources have one name"),
+    ("[[data.sources]]\nfiles = ['a']\nweight = 0", 1, "weights of all sources are 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "what"), BROKEN, ids=[item[2] + str(index) for index, item in enumerate(BROKEN)])
+def test_a_broken_rule_is_refused_where_it_stands(write_toml: Write, text: str, line: int, what: str) -> None:
+    path = write_toml(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert what in caught.value.what
+    assert caught.value.where == f"{path}:{line}"
+
+
+def test_a_rule_broken_by_an_override_names_the_override(write_toml: Write) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write_toml(""), ["train.micro_batch_size=64"])
+    assert caught.value.where == "override train.micro_batch_size=64"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[model]\nnum_kv_heads = 3",
+        "[model]\nfactory = 'my.models:build'\nd_model = 100\nnum_heads = 3",
+        "[train]\nbatch_ramp = [[0, 4], [100, 8], [200, 16]]",
+        "[train]\nnum_steps = 1000\n[schedule]\ndecay_steps = 900",
+        "[checkpoint]\ninterval_steps = 0\ninterval_s = 60",
+        "[[data.sources]]\nname = 'a'\nfiles = ['a']\nweight = 0\n[[data.sources]]\nname = 'b'\nfiles = ['b']\n[data]\npath = 'p'",
+    ],
+)
+def test_what_keeps_the_rules_passes_in_silence(write_toml: Write, text: str) -> None:
+    assert load_config(write_toml(text)).warnings == ()
+
+
+def test_a_warm_up_and_decay_that_do_not_fit_are_a_warning(write_toml: Write) -> None:
+    (warning,) = load_config(write_toml(""), ["train.num_steps=60"]).warnings
+    assert "never reaches its peak" in warning
+
+
+def test_sources_without_a_place_for_the_prepared_data_are_a_warning(write_toml: Write) -> None:
+    (warning,) = load_config(write_toml("[[data.sources]]\nfiles = ['a']")).warnings
+    assert "no data.path" in warning
