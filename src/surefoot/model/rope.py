@@ -1,0 +1,26 @@
+"""Rotary positions (arXiv 2104.09864), in the half-split layout of Llama checkpoints.
+
+Dim letters: B samples, S positions, H heads, E dims of a head, P = E / 2 rotated pairs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def rope_table(positions_BS: torch.Tensor, *, head_dim: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Local. float32 (cos_BS1P, sin_BS1P) of the angles at `positions_BS`.
+
+    Computed in each forward, once for all layers: 0.1% of a step, and there is no buffer to lose, save or cut.
+    """
+    exponents_P = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_BS.device) / head_dim
+    angles_BS1P = positions_BS[:, :, None, None].float() * base**-exponents_P
+    return angles_BS1P.cos(), angles_BS1P.sin()
+
+
+def rotate(x_BSHE: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Local. Turn each pair (x_p, x_{p + E/2}) by its angle, in float32; the dtype of `x_BSHE` comes back."""
+    cos_BS1P, sin_BS1P = table
+    first_BSHP, second_BSHP = x_BSHE.chunk(2, dim=-1)
+    turned = (first_BSHP * cos_BS1P - second_BSHP * sin_BS1P, second_BSHP * cos_BS1P + first_BSHP * sin_BS1P)
+    return torch.cat(turned, dim=-1).type_as(x_BSHE)
