@@ -1,0 +1,66 @@
+"""The identity of a config: which settings count, their hash per section, and what differs between two configs.
+
+A new world size, folder or version never refuses a resume by itself. So paths are left out (the data manifest's hash stands for them), a
+preset's name too (its sizes stand for it), and settings newer than config version 1 count only away from their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from typing import Any
+
+from surefoot.core.hashing import sha256_json
+from surefoot.core.sections import HASHED_SECTIONS, RunConfig
+
+SettingChange = tuple[str, str, object, object]
+
+
+def section_hashes(config: RunConfig) -> dict[str, str]:
+    """sha256 over canonical JSON per section: `run` (its seed alone) and every one of HASHED_SECTIONS."""
+    return {name: sha256_json(values) for name, values in hashed_values(config).items()}
+
+
+def hashed_values(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """What the hashes are taken over."""
+    result: dict[str, dict[str, Any]] = {"run": {"seed": config.run.seed}}
+    for name in HASHED_SECTIONS:
+        result[name] = values_of(getattr(config, name))
+    result["model"].pop("preset", None)
+    return result
+
+
+def diff_sections(old: RunConfig, new: RunConfig) -> list[SettingChange]:
+    """(section, key, old value, new value) of each hashed setting that differs, in the order of the sections. None stands for absent."""
+    before, after = hashed_values(old), hashed_values(new)
+    changes: list[SettingChange] = []
+    for section in after:
+        was, now = _flat(before[section]), _flat(after[section])
+        changes += [(section, key, was.get(key), now.get(key)) for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]
+    return changes
+
+
+def values_of(section: Any) -> dict[str, Any]:
+    """The settings of one section that count, as plain values; tables in a list are opened the same way."""
+    return {item.name: _value(getattr(section, item.name)) for item in fields(section) if _counts(item, getattr(section, item.name))}
+
+
+def _counts(item: Field[Any], value: object) -> bool:
+    return not item.metadata["is_path"] and (item.metadata["since"] == 1 or value != item.default)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [values_of(item) for item in value]
+    return value
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, object]:
+    """Lists of tables opened up, so that a change names `sources[0].weight`."""
+    result: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, list):
+            result |= {f"{key}[{index}].{inner}": given for index, item in enumerate(value) for inner, given in item.items()}
+        else:
+            result[key] = value
+    return result
