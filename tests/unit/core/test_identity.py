@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from surefoot.config import diff_sections, section_hashes
-from surefoot.config.hashes import hashed_values, values_of
+from surefoot.core.identity import diff_sections, hashed_values, section_hashes, values_of
 from surefoot.core.sections import RunConfig, SourceSection, setting
 
 GOLDEN = {
