@@ -36,7 +36,8 @@ def diff_sections(old: RunConfig, new: RunConfig) -> list[SettingChange]:
     changes: list[SettingChange] = []
     for section in after:
         was, now = _flat(before[section]), _flat(after[section])
-        changes += [(section, key, was.get(key), now.get(key)) for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]
+        differing = [key for key in dict.fromkeys([*was, *now]) if was.get(key, ()) != now.get(key, ())]  # no tables equal absent ones
+        changes += [(section, key, was.get(key), now.get(key)) for key in differing]
     return changes
 
 
