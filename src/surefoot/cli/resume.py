@@ -1,0 +1,39 @@
+"""`surefoot resume`: the one way on after a halt."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from surefoot.core.clock import SystemClock
+from surefoot.core.errors import ConfigError, TrainingHalted
+from surefoot.core.events import Event
+from surefoot.launch.run_folder import LEDGER_NAME, refuse_halted
+from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.observe.lineage import fold_counters
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a halted run")],
+    cause: Annotated[str, typer.Option("--cause", help="what it was, for the ledger")] = "",
+) -> None:
+    """Let a halted run go on. Ledgered with your name and the cause; `surefoot train RUN` then continues it.
+
+    surefoot resume runs/quickstart --cause "bad shard, replaced"
+    """
+    if not (run / LEDGER_NAME).exists():
+        raise ConfigError("no ledger in it, so it is not a run", where=str(run), hint="give the folder of a run")
+    entries = read_ledger(run / LEDGER_NAME)
+    try:
+        refuse_halted(entries)
+    except TrainingHalted:
+        counters = fold_counters(entries)
+        Ledger(run / LEDGER_NAME, clock=SystemClock(), by=getpass.getuser()).append(
+            Event.RUN_RELEASED, generation=counters.generation, attempt=counters.attempt, step=counters.step, reason=cause
+        )
+        typer.echo(f"released: `surefoot train {run}` goes on")
+        return
+    typer.echo("the run is not halted: there is nothing to release")
