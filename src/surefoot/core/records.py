@@ -39,7 +39,7 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankSignals:
-    """One rank's own part of the gathered vector. Times are of the current step up to the exchange."""
+    """One rank's own part of the gathered vector. Times are of the current step up to the exchange; `cpu_s` is the process's so far."""
 
     rank: int
     loss_sum: float
@@ -47,6 +47,7 @@ class RankSignals:
     data_wait_s: float
     forward_backward_s: float
     step_clock_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,7 @@ class StepReport:
     save_s: float
     evaluate_s: float
     tokens_per_s: float
+    cpu_s: float
     val_loss: float | None = None
     bits_per_byte: float | None = None
     saved: str | None = None

@@ -251,6 +251,7 @@ class Guard:
             clip_scale=action.clip_scale if isinstance(action, Proceed) else 0.0,
             action=_NAMES.get(type(action), type(action).__name__.lower()),
             next_sample=self._state.data.next_sample,
+            cpu_s=sum(part.cpu_s for part in signals.ranks),
             val_loss=held_out.loss if held_out else None,
             bits_per_byte=held_out.bits_per_byte if held_out else None,
             saved=saved,

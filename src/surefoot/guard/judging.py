@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,7 @@ class Judge:
             data_wait_s=measured.data_wait_s,
             forward_backward_s=measured.forward_backward_s,
             step_clock_s=self._clock.monotonic_s(),
+            cpu_s=time.process_time(),
             save_clock_s=save_clock_s,
             save_stall_s=save_stall_s,
             save_slot_free=True,

@@ -41,13 +41,14 @@ class HostWords:
     data_wait_s: float
     forward_backward_s: float
     step_clock_s: float
+    cpu_s: float
     save_clock_s: float
     save_stall_s: float
     save_slot_free: bool
 
 
 _INTS = ("version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free")
-_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "save_clock_s", "save_stall_s")
+_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s")
 _DEVICE = ("loss_sum", "squared_norm", "num_nonfinite")
 _PLACE = {name: index for index, name in enumerate((*_INTS, *_FLOATS, *_DEVICE))}
 
@@ -64,7 +65,7 @@ def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
         host.num_live_tokens,
         int(host.save_slot_free),
     )
-    floats = (host.data_wait_s, host.forward_backward_s, host.step_clock_s, host.save_clock_s, host.save_stall_s)
+    floats = (host.data_wait_s, host.forward_backward_s, host.step_clock_s, host.cpu_s, host.save_clock_s, host.save_stall_s)
     words = (*ints, *(_bits(value) for value in floats))
     on_host = torch.tensor(words, dtype=torch.int64)
     return torch.cat((on_host.to(device_values.device, non_blocking=True), device_values.view(torch.int64)))
@@ -114,6 +115,7 @@ def fold(words_RW: torch.Tensor) -> Signals:
                 data_wait_s=_float(row, "data_wait_s"),
                 forward_backward_s=_float(row, "forward_backward_s"),
                 step_clock_s=_float(row, "step_clock_s"),
+                cpu_s=_float(row, "cpu_s"),
             )
             for rank, row in enumerate(rows)
         ),

@@ -21,6 +21,7 @@ HOST = HostWords(
     data_wait_s=0.25,
     forward_backward_s=1.5,
     step_clock_s=9.0,
+    cpu_s=4.0,
     save_clock_s=30.0,
     save_stall_s=0.5,
     save_slot_free=True,
