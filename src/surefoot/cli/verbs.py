@@ -1,0 +1,44 @@
+"""The table of verbs: where each one lives and what it does in one line. Nothing here imports a verb."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """`target` is `module:name` of a function, or of a Typer app when the verb has verbs of its own."""
+
+    target: str
+    help: str
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+
+VERBS: Mapping[str, Verb] = {
+    "init": Verb("surefoot.cli.init:init", "Write a commented starter config."),
+    "doctor": Verb("surefoot.cli.doctor:doctor", "Check that this machine can train, and say what to mend."),
+    "config": Verb("surefoot.cli.config:app", "Show a config with the origin of every value."),
+    "plan": Verb("surefoot.cli.plan:plan", "What planning will do (not in this release)."),
+    "data": Verb("surefoot.cli.data:app", "Prepare text for training."),
+    "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
+    "status": Verb("surefoot.cli.status:status", "Where a run stands."),
+    "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run, and whether that record is whole."),
+    "checkpoint": Verb("surefoot.cli.checkpoint:app", "List and verify checkpoints."),
+}
+
+NOT_IN_THIS_RELEASE = (
+    *("fit", "simulate", "sweep"),
+    *("launch", "submit", "runs", "watch", "report", "inspect"),
+    *("stop", "save", "pause", "resume", "rollback", "drain"),
+    *("replay", "triage", "calibrate", "drill"),
+)
+
+
+def available_verbs() -> dict[str, Verb]:
+    """The verbs whose module is there, in the order of the help page. Finds modules without importing them."""
+    return {name: verb for name, verb in VERBS.items() if importlib.util.find_spec(verb.module) is not None}
