@@ -79,7 +79,15 @@ class Guard:
         self._judge = Judge(
             self._state, world=self._world, generation=self._place.generation, gradient_divisor=gradient_divisor, clock=self._clock
         )
-        self._saver = Saver(self._state, config=config, world=self._world, place=self._place, recorder=self._recorder, clock=self._clock)
+        self._saver = Saver(
+            self._state,
+            config=config,
+            world=self._world,
+            run_dir=self._place.run_dir,
+            generation=self._place.generation,
+            recorder=self._recorder,
+            clock=self._clock,
+        )
         self._times = StepTimes(self._clock)
         self._signals: Signals | None = None
         self._action: Action | None = None
@@ -109,7 +117,12 @@ class Guard:
         """
         self._beat.beat(phase=Phase.RESTORE, step=0)
         resumed = restore_newest(
-            self._state, config=self._config, world=self._world, place=self._place, recorder=self._recorder, saver=self._saver
+            self._state,
+            config=self._config,
+            world=self._world,
+            generation=self._place.generation,
+            recorder=self._recorder,
+            saver=self._saver,
         )
         self._recorder.say(resumed.message)
         return resumed

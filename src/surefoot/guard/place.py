@@ -47,4 +47,4 @@ def find_place(config: RunConfig, world: World, *, clock: Clock) -> Place:
     if (agreed := agree_ok(world, error)) is not None:
         raise agreed
     generation = int(broadcast_json(world, generation))
-    return Place(run_dir, generation, under_agent=False, board=BeatBoard.create(world.size, generation), lock=lock)
+    return Place(run_dir, generation, under_agent=False, board=BeatBoard.create(world.size, generation=generation), lock=lock)

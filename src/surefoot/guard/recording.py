@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from surefoot.core.clock import Clock
+from surefoot.core.errors import SurefootError
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry, StepReport
 from surefoot.core.sections import RunConfig
@@ -18,6 +19,7 @@ from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.metrics import MetricsWriter
 from surefoot.tensors.world import World
 
+logger = logging.getLogger(__name__)
 progress = logging.getLogger("surefoot.progress")
 
 
@@ -34,7 +36,7 @@ class Recorder:
 
     @property
     def position(self) -> tuple[int, str]:
-        """(seq, hash) of the newest ledger entry, for the manifest; (0, zeros) on other ranks."""
+        """(seq, hash) of the newest ledger entry, for the manifest; (0, "") on other ranks."""
         return self._ledger.position() if self._ledger else (0, "")
 
     def entries(self) -> list[LedgerEntry]:
@@ -53,6 +55,13 @@ class Recorder:
                 reason=reason,
                 fields=fields,
             )
+
+    def ledger_if_possible(self, event: Event, *, reason: str, fields: Mapping[str, object]) -> None:
+        """For telling of a failure whose cause may hit the ledger too: a full disk. What cannot be written goes to the log."""
+        try:
+            self.ledger(event, reason=reason, fields=fields)
+        except SurefootError as error:
+            logger.warning("%s could not be ledgered: %s", event, error)
 
     def tell(self, report: StepReport) -> None:
         """A finished step to the metrics store and, every few steps, the console. Never raises into the step."""

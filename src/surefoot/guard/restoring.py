@@ -1,0 +1,152 @@
+"""A start: the newest checkpoint on the lineage that verifies, or step 0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from surefoot.checkpoint.inspect import published_manifests
+from surefoot.checkpoint.manifest import read_manifest
+from surefoot.checkpoint.restore import Loaded, load
+from surefoot.checkpoint.retention import sweep
+from surefoot.checkpoint.state import collect
+from surefoot.core.errors import CheckpointError, ConfigError, SurefootError
+from surefoot.core.events import Event
+from surefoot.core.identity import section_hashes
+from surefoot.core.records import LedgerEntry, Manifest, Resumed
+from surefoot.core.sections import RunConfig
+from surefoot.guard.environment import changed_facts, describe_environment
+from surefoot.guard.recording import Recorder
+from surefoot.guard.saving import Saver, commit_fields
+from surefoot.guard.state import TrainState
+from surefoot.observe.lineage import adoptable, candidates, fold_lineage
+from surefoot.tensors.world import World, agree_ok, broadcast_json
+
+logger = logging.getLogger(__name__)
+
+
+def restore_newest(state: TrainState, *, config: RunConfig, world: World, generation: int, recorder: Recorder, saver: Saver) -> Resumed:
+    """Collective over the save group. Begin the next attempt, from the newest checkpoint that verifies or from the start.
+
+    A checkpoint that does not verify is rejected by name and the one before it is tried. Raises CheckpointError when there were some and
+    none loads, ConfigError when the config of the newest differs and nobody accepted that, DataError when its data is not there any more.
+    """
+    survey = _survey_together(config, world=world, generation=generation, recorder=recorder, root=saver.root)
+    state.attempt = int(survey["last_attempt"])
+    loaded, rejected = _load_first(survey["candidates"], state, world=world, recorder=recorder, root=saver.root)
+    if loaded is None and rejected:
+        raise CheckpointError(
+            f"none of the {len(rejected)} checkpoints of this run loads; the newest: {rejected[0]}",
+            where=str(saver.root),
+            hint="`surefoot checkpoint verify` names what is damaged in each; another [run] dir starts anew",
+        )
+    if loaded is not None:
+        state.take_extras(dict(loaded.extras))
+        state.loss = loaded.manifest.loss
+        saver.stands_on(loaded.manifest)
+    state.attempt += 1
+    return _tell(loaded, state, config=config, world=world, generation=generation, recorder=recorder)
+
+
+def _survey_together(config: RunConfig, *, world: World, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
+    """Collective over the save group. What rank 0 finds in ledger and folder, on every rank."""
+    survey: dict[str, Any] = {}
+    error: SurefootError | None = None
+    if world.leads:
+        try:
+            survey = _survey(config, generation=generation, recorder=recorder, root=root)
+        except SurefootError as found:
+            error = found
+    if (agreed := agree_ok(world, error)) is not None:
+        raise agreed
+    result: dict[str, Any] = broadcast_json(world, survey)
+    return result
+
+
+def _survey(config: RunConfig, *, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
+    sweep(root, generation=generation)
+    for manifest in adoptable(published_manifests(root), fold_lineage(recorder.entries())):
+        reason = "published, but its writer died before it could say so"
+        recorder.ledger(Event.CHECKPOINT_ADOPTED, reason=reason, fields=commit_fields(manifest))
+    entries = recorder.entries()
+    lineage = fold_lineage(entries)
+    found = candidates(lineage)
+    if found:
+        _refuse_other_config(root / found[0].id, config, entries)
+    return {
+        "last_attempt": lineage.counters.attempt,
+        "candidates": [{"id": ref.id, "state_digest": ref.state_digest} for ref in found],
+    }
+
+
+def _refuse_other_config(path: Path, config: RunConfig, entries: Sequence[LedgerEntry]) -> None:
+    """Settings that decide the trajectory may differ from the checkpoint's only when the ledger says that a person accepted it."""
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        return  # loading it will say what is wrong, and fall back
+    accepted = {(entry.fields.get("section"), entry.fields.get("hash")) for entry in entries if entry.event == Event.CONFIG_ACCEPTED}
+    now = section_hashes(config)
+    refused = [
+        section for section in now if manifest.config_hashes.get(section) != now[section] and (section, now[section]) not in accepted
+    ]
+    if refused:
+        raise ConfigError(
+            f"checkpoint {manifest.id} was made with other settings in {', '.join(f'[{section}]' for section in refused)}",
+            where=str(path),
+            hint=f"put them back, or `surefoot train ... {' '.join(f'--accept-changes {section}' for section in refused)}`",
+            sections=tuple(refused),
+        )
+
+
+def _load_first(
+    found: Sequence[Mapping[str, str]], state: TrainState, *, world: World, recorder: Recorder, root: Path
+) -> tuple[Loaded | None, list[str]]:
+    """Collective over the save group. The first that loads, and why those before it did not."""
+    rejected: list[str] = []
+    for candidate in found:
+        live = collect(state.model, state.optimizer, for_load=True)
+        try:
+            return load(root / candidate["id"], state=live, world=world, expected_state_digest=candidate["state_digest"]), rejected
+        except CheckpointError as error:
+            rejected.append(f"{candidate['id']}: {error}")
+            recorder.say(f"checkpoint {candidate['id']} is rejected, falling back one generation: {error}")
+            recorder.ledger(Event.CHECKPOINT_REJECTED, reason=str(error), fields={"id": candidate["id"]})
+    return None, rejected
+
+
+def _tell(loaded: Loaded | None, state: TrainState, *, config: RunConfig, world: World, generation: int, recorder: Recorder) -> Resumed:
+    environment = describe_environment(config, world)
+    manifest = loaded.manifest if loaded else None
+    recorder.ledger(
+        Event.ATTEMPT_STARTED,
+        fields={"checkpoint": manifest.id if manifest else None, "environment": environment, "config_hashes": section_hashes(config)},
+    )
+    if manifest is None:
+        message = f"starting at step 0, attempt {state.attempt}, seed {config.run.seed}"
+        return Resumed(0, state.attempt, generation, None, None, message)
+    recorder.ledger(Event.RUN_RESUMED, fields={"checkpoint": manifest.id, "state_digest": manifest.state_digest})
+    _tell_differences(manifest, environment, state, recorder)
+    for note in loaded.notes if loaded else ():
+        recorder.say(f"note: {note}")
+    message = (
+        f"resumed from step {manifest.step}, checkpoint {manifest.id}, attempt {state.attempt}, "
+        f"config {section_hashes(config)['train'][:8]}, digest verified {manifest.state_digest[:16]}"
+    )
+    return Resumed(manifest.step, state.attempt, generation, manifest.id, manifest.state_digest, message)
+
+
+def _tell_differences(manifest: Manifest, environment: Mapping[str, object], state: TrainState, recorder: Recorder) -> None:
+    changed = changed_facts(manifest.environment, environment)
+    if changed:
+        recorder.ledger(Event.ENVIRONMENT_CHANGED, fields={"changed": changed})
+        words = ", ".join(f"{name} was {before}, is {now}" for name, (before, now) in changed.items())
+        recorder.say(f"note: the surroundings changed, so bits may differ from an undisturbed run: {words}")
+    accepted = getattr(state.data, "accepted_change", None)
+    if accepted is not None:
+        recorder.ledger(
+            Event.DATA_ACCEPTED, rule="--on-data-change", fields=asdict(accepted) if not isinstance(accepted, dict) else accepted
+        )
