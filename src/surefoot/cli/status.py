@@ -1,0 +1,67 @@
+"""`surefoot status`: where a run stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from surefoot.core import strict_json
+from surefoot.core.units import show_count, show_duration
+
+
+def status(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say where a run stands: step, loss, checkpoint, health, time left. Works on live, stopped and damaged runs.
+
+    Example: surefoot status runs/quickstart
+    """
+    from surefoot.report.status import status_of
+
+    answer = status_of(run_dir)
+    typer.echo(strict_json.dumps({"schema_version": 1, **answer}) if json_output else "\n".join(_lines(answer)))
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{answer['run']}  {_state(answer)}",
+        f"  step        {_progress(answer)}  attempt {answer['attempt']}, {answer['num_restarts']} restarts",
+        f"  loss        {_number(answer['loss'])}  held-out {_number(answer['val_loss'])}  health {answer['verdict']}",
+        f"  checkpoint  {_checkpoint(answer)}",
+    ]
+    if answer["pid"] is not None:
+        lines.append(f"  agent       pid {answer['pid']} on {answer['host']}")
+    for rank in answer["ranks"]:
+        lines.append(
+            f"  rank {rank['rank']:<6} pid {rank['pid']}  {rank['phase']} at step {rank['step']}, {show_duration(rank['age_s'])} ago"
+        )
+    return lines + [f"  problem     {problem}" for problem in answer["problems"]]
+
+
+def _state(answer: Mapping[str, Any]) -> str:
+    if answer["finished"] and answer["phase"] == "stopped":
+        return "finished"
+    age = answer["last_step_age_s"]
+    return str(answer["phase"]) + (f", last step {show_duration(age)} ago" if age is not None else "")
+
+
+def _progress(answer: Mapping[str, Any]) -> str:
+    total = f" of {answer['num_steps']}" if answer["num_steps"] is not None else ""
+    tokens = f", {show_count(answer['tokens'])} tokens" if answer["tokens"] else ""
+    eta = f", {show_duration(answer['eta_s'])} left" if answer["eta_s"] else ""
+    return f"{answer['step']}{total}{tokens}{eta}"
+
+
+def _checkpoint(answer: Mapping[str, Any]) -> str:
+    checkpoint = answer["last_checkpoint"]
+    if checkpoint is None:
+        return "none yet"
+    return f"{checkpoint['id']} ({checkpoint['rung']}{', suspect' if checkpoint['suspect'] else ''})  state {answer['state_digest']}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

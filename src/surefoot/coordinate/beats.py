@@ -1,0 +1,185 @@
+"""Beats: what each rank is doing, in memory shared with the agent. Ranks write without a system call, the agent reads without asking.
+
+One header and one 64-byte slot per rank in a memfd that the agent makes and its descendants inherit. It outlives a killed or stopped rank, so its last words are always there to be read. Whether a process is *alive* is the kernel's word; a beat says only whether it *moves*.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+from enum import IntEnum
+
+from surefoot.core.clock import Clock, SystemClock
+from surefoot.core.errors import SurefootError
+from surefoot.core.records import Phase
+
+BEATS_FORMAT = 1
+_MAGIC = b"sfbeats\0"
+_HEADER = struct.Struct("<8sIIqi36x")  # magic, version, num_ranks, generation, leave
+_LEAVE = struct.Struct("<i")
+_LEAVE_OFFSET = 24
+# count before, phase, pid, restored, generation, step, collective_seq, monotonic ns, micro_step, count after
+_SLOT = struct.Struct("<IiiiqqqQi8xI")
+_READ_TRIES = 100
+
+
+class LeaveReason(IntEnum):
+    """Why the ranks are asked to leave; 0 means they are not."""
+
+    NONE = 0
+    PREEMPTED = 1
+    INTERRUPTED = 2
+    OPERATOR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last beat of one rank. `pid` is 0 before the first; `mono_s` is CLOCK_MONOTONIC of this machine."""
+
+    rank: int
+    pid: int
+    generation: int
+    phase: Phase
+    step: int
+    micro_step: int
+    collective_seq: int
+    mono_s: float
+    restored: bool
+    num_beats: int
+
+
+class BeatBoard:
+    """The shared memory of one generation. Close it in every process that has it."""
+
+    def __init__(self, fd: int, memory: mmap.mmap, *, clock: Clock) -> None:
+        self.fd = fd
+        self._memory = memory
+        self._clock = clock
+        magic, version, num_ranks, generation, _leave = _HEADER.unpack_from(memory)
+        if magic != _MAGIC or version != BEATS_FORMAT or len(memory) != _size(num_ranks):
+            raise SurefootError(
+                "this memory holds no beats of this release",
+                where=f"fd {fd}",
+                hint="agent and workers must run the same surefoot",
+                got=version,
+                wanted=BEATS_FORMAT,
+            )
+        self.num_ranks: int = num_ranks
+        self.generation: int = generation
+
+    @classmethod
+    def create(cls, num_ranks: int, *, generation: int, clock: Clock | None = None) -> BeatBoard:
+        """A new board. Its fd is closed on exec: pass it on by name (`pass_fds`)."""
+        fd = _anonymous_file()
+        os.ftruncate(fd, _size(num_ranks))
+        memory = mmap.mmap(fd, _size(num_ranks))
+        _HEADER.pack_into(memory, 0, _MAGIC, BEATS_FORMAT, num_ranks, generation, LeaveReason.NONE)
+        return cls(fd, memory, clock=clock or SystemClock())
+
+    @classmethod
+    def attach(cls, fd: int, *, clock: Clock | None = None) -> BeatBoard:
+        """The board behind an inherited fd. Raises SurefootError when there is none."""
+        try:
+            num_bytes = os.fstat(fd).st_size
+            memory = mmap.mmap(fd, num_bytes)
+        except (OSError, ValueError) as error:
+            raise SurefootError(
+                f"no beats behind this descriptor: {error}", where=f"fd {fd}", hint="was it passed on by the agent?"
+            ) from error
+        if num_bytes < _HEADER.size:
+            raise SurefootError("too short to hold beats", where=f"fd {fd}", hint="was it passed on by the agent?", got=num_bytes)
+        return cls(fd, memory, clock=clock or SystemClock())
+
+    def slot(self, rank: int) -> BeatSlot:
+        """The writer of one rank: for the process that is this rank, once."""
+        return BeatSlot(self._memory, offset=self._offset(rank), generation=self.generation, clock=self._clock)
+
+    def read(self, rank: int) -> Beat:
+        """The last beat of `rank`, whole: a beat that is being written is read again."""
+        offset = self._offset(rank)
+        for _ in range(_READ_TRIES):
+            values = _SLOT.unpack_from(self._memory, offset)
+            if values[0] == values[-1]:
+                break
+        # Killed or stopped in the middle of a beat: each field by itself is still one that the rank wrote.
+        before, phase, pid, restored, generation, step, collective_seq, mono_ns, micro_step, _after = values
+        return Beat(rank, pid, generation, Phase(phase), step, micro_step, collective_seq, mono_ns / 1e9, bool(restored), before)
+
+    def read_all(self) -> list[Beat]:
+        return [self.read(rank) for rank in range(self.num_ranks)]
+
+    def request_leave(self, reason: LeaveReason = LeaveReason.PREEMPTED) -> None:
+        """Ask all ranks to save and leave. The first reason stays. May be called from a signal handler."""
+        if not self.leave_requested:
+            _LEAVE.pack_into(self._memory, _LEAVE_OFFSET, reason)
+
+    @property
+    def leave_requested(self) -> LeaveReason:
+        """Truthy once a rank or the agent asked to leave."""
+        return LeaveReason(_LEAVE.unpack_from(self._memory, _LEAVE_OFFSET)[0])
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.fd)
+
+    def _offset(self, rank: int) -> int:
+        if not 0 <= rank < self.num_ranks:
+            raise SurefootError(f"rank {rank} has no slot", where=f"fd {self.fd}", hint=f"the board was made for {self.num_ranks} ranks")
+        return _HEADER.size + rank * _SLOT.size
+
+
+class BeatSlot:
+    """Writes the beats of one rank. Whatever a beat does not name stays as it was."""
+
+    def __init__(self, memory: mmap.mmap, *, offset: int, generation: int, clock: Clock) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._generation = generation
+        self._clock = clock
+        self._pid = os.getpid()
+        self._num_beats = 0
+        self._phase, self._step, self._micro_step, self._collective_seq, self._restored = Phase.START, 0, 0, 0, False
+
+    def beat(
+        self,
+        *,
+        phase: Phase | None = None,
+        step: int | None = None,
+        micro_step: int | None = None,
+        collective_seq: int | None = None,
+        restored: bool | None = None,
+    ) -> None:
+        """Local. Below a microsecond, no system call."""
+        self._phase = self._phase if phase is None else phase
+        self._step = self._step if step is None else step
+        self._micro_step = self._micro_step if micro_step is None else micro_step
+        self._collective_seq = self._collective_seq if collective_seq is None else collective_seq
+        self._restored = self._restored if restored is None else restored
+        self._num_beats = (self._num_beats + 1) & 0xFFFFFFFF
+        # One copy of a finished slot: `pack_into` clears its target first, and a kill in between would leave an empty slot.
+        self._memory[self._offset : self._offset + _SLOT.size] = _SLOT.pack(
+            self._num_beats,
+            self._phase,
+            self._pid,
+            self._restored,
+            self._generation,
+            self._step,
+            self._collective_seq,
+            int(self._clock.monotonic_s() * 1e9),
+            self._micro_step,
+            self._num_beats,
+        )
+
+
+def _size(num_ranks: int) -> int:
+    return _HEADER.size + num_ranks * _SLOT.size
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("surefoot-beats")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,231 @@
+"""What the ledger says about a run: which checkpoints its present trajectory stands on, and how often it was started.
+
+Pure functions over ledger entries; nothing here looks at a folder. The *line* is the chain of commits that the present weights come from.
+"Newest" is the last commit on the line, in the order of the ledger and never by step: after a roll-back the highest step belongs to the
+branch that was given up, and a crash at that moment must not bring it back.
+
+Convention that all writers keep: `run.resumed` and `run.rolled_back` are written under the attempt that they begin, saves under the attempt
+that made them. So a save that was still on its way when its branch was given up is known by its older attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from surefoot.core.events import Event
+from surefoot.core.records import CheckpointRef, LedgerEntry, Manifest, Rung
+
+_BRANCHES = (Event.RUN_RESUMED, Event.RUN_ROLLED_BACK)
+_COMMITS = (Event.CHECKPOINT_COMMITTED, Event.CHECKPOINT_ADOPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The counts that never go back. `num_restarts` counts every start of workers after the first, whoever ordered it."""
+
+    generation: int = 0
+    attempt: int = 0
+    seq: int = 0
+    step: int = 0
+    num_generations: int = 0
+    num_resumes: int = 0
+    num_roll_backs: int = 0
+    finished: bool = False
+
+    @property
+    def num_restarts(self) -> int:
+        return max(0, self.num_generations - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """All commits in ledger order, and the ids of the line, oldest first.
+
+    `base` is what the last resume started from when the ledger never saw it committed (an import). `branch_attempt` and `branch_seq` are
+    those of the last resume or roll-back: a save from before it belongs to another branch unless the ledger already had it.
+    """
+
+    counters: Counters = field(default_factory=Counters)
+    refs: tuple[CheckpointRef, ...] = ()
+    line: tuple[str, ...] = ()
+    retired: frozenset[str] = frozenset()
+    rejected: frozenset[str] = frozenset()
+    base: str | None = None
+    branch_attempt: int = 0
+    branch_seq: int = 0
+
+    def ref(self, checkpoint: str) -> CheckpointRef | None:
+        return next((ref for ref in self.refs if ref.id == checkpoint), None)
+
+    @property
+    def head(self) -> CheckpointRef | None:
+        """The last commit on the line, whether or not it may be resumed from: the next save's parent."""
+        return self.ref(self.line[-1]) if self.line else None
+
+    def newest(self) -> CheckpointRef | None:
+        """What a restart restores unasked; None when there is nothing to restore."""
+        return next(iter(candidates(self)), None)
+
+
+def candidates(lineage: Lineage) -> list[CheckpointRef]:
+    """What may be restored unasked, best first: down the line, without the suspect and the retired.
+
+    Those that failed to restore before come last. They are not struck off: the cause may have been the machine and not the bytes.
+    """
+    by_id = {ref.id: ref for ref in lineage.refs}
+    usable = [by_id[name] for name in reversed(lineage.line) if name not in lineage.retired and not by_id[name].suspect]
+    return sorted(usable, key=lambda ref: ref.id in lineage.rejected)
+
+
+def fold_counters(entries: Iterable[LedgerEntry]) -> Counters:
+    counters = Counters()
+    for entry in entries:
+        counters = _count(counters, entry)
+    return counters
+
+
+def _count(counters: Counters, entry: LedgerEntry) -> Counters:
+    # A run is finished as long as no later attempt has begun.
+    finished = (counters.finished and entry.attempt <= counters.attempt) or entry.event == Event.RUN_FINISHED
+    return Counters(
+        generation=max(counters.generation, entry.generation),
+        attempt=max(counters.attempt, entry.attempt),
+        seq=entry.seq,
+        step=entry.step,
+        num_generations=counters.num_generations + (entry.event == Event.GENERATION_STARTED),
+        num_resumes=counters.num_resumes + (entry.event == Event.RUN_RESUMED),
+        num_roll_backs=counters.num_roll_backs + (entry.event == Event.RUN_ROLLED_BACK),
+        finished=finished,
+    )
+
+
+def fold_lineage(entries: Iterable[LedgerEntry]) -> Lineage:
+    """The lineage after `entries`, oldest first."""
+    fold = _Fold()
+    counters = Counters()
+    for entry in entries:
+        counters = _count(counters, entry)
+        fold.take(entry)
+    return fold.result(counters)
+
+
+class _Fold:
+    """The lineage while it is being read: linear in the number of entries, where a chain of frozen copies would not be."""
+
+    def __init__(self) -> None:
+        self._refs: dict[str, CheckpointRef] = {}
+        self._before: dict[str, str | None] = {}
+        self._line: list[str] = []
+        self._struck: set[str] = set()
+        self._retired: set[str] = set()
+        self._rejected: set[str] = set()
+        self._base: str | None = None
+        self._branch = (0, 0)
+
+    def take(self, entry: LedgerEntry) -> None:
+        if entry.event in _COMMITS:
+            self._commit(_ref_of(entry))
+        elif entry.event in _BRANCHES:
+            self._branch_off(entry)
+        else:
+            self._mark(entry.event, _text(entry, "id"))
+
+    def _commit(self, ref: CheckpointRef) -> None:
+        if ref.id in self._refs:
+            return
+        self._refs[ref.id] = ref
+        is_ours = ref.attempt >= self._branch[0] and (ref.parent in (None, self._base) or ref.parent in self._line)
+        # A save whose branch was given up while it was on its way still descends from its own parent.
+        self._before[ref.id] = (self._line[-1] if self._line else None) if is_ours else ref.parent
+        if is_ours:
+            self._line.append(ref.id)
+
+    def _branch_off(self, entry: LedgerEntry) -> None:
+        start = _text(entry, "checkpoint")
+        self._struck.discard(start or "")
+        self._line = self._chain(start)
+        self._base = None if start in self._refs else start
+        self._branch = (entry.attempt, entry.seq)
+        if entry.event == Event.RUN_RESUMED and start in self._refs:
+            # A process that never saw it being written has loaded it.
+            self._rejected.discard(start)
+            if self._refs[start].rung in (Rung.WRITTEN, Rung.COMMITTED):
+                self._refs[start] = replace(self._refs[start], rung=Rung.LOADABLE)
+
+    def _chain(self, start: str | None) -> list[str]:
+        chain: list[str] = []
+        while start in self._refs and start not in chain:
+            chain.append(start)
+            start = self._before[start]
+        return [name for name in reversed(chain) if name not in self._struck]
+
+    def _mark(self, event: str, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        if event == Event.CHECKPOINT_ABANDONED:
+            self._struck.add(checkpoint)
+            self._line = [name for name in self._line if name != checkpoint]
+        elif event == Event.CHECKPOINT_RETIRED:
+            self._retired.add(checkpoint)
+        elif event == Event.CHECKPOINT_REJECTED:
+            self._rejected.add(checkpoint)
+        elif event == Event.CHECKPOINT_SUSPECTED and checkpoint in self._refs:
+            self._refs[checkpoint] = replace(self._refs[checkpoint], suspect=True)
+
+    def result(self, counters: Counters) -> Lineage:
+        on_line = set(self._line)
+        return Lineage(
+            counters=counters,
+            refs=tuple(replace(ref, abandoned=ref.id not in on_line) for ref in self._refs.values()),
+            line=tuple(self._line),
+            retired=frozenset(self._retired),
+            rejected=frozenset(self._rejected),
+            base=self._base,
+            branch_attempt=self._branch[0],
+            branch_seq=self._branch[1],
+        )
+
+
+def adoptable(published: Sequence[Manifest], lineage: Lineage) -> list[Manifest]:
+    """Checkpoints that were published but whose commit the ledger lacks, because the writer died in between: to be ledgered, in this order.
+
+    Only what continues the line is: its parent is the head (or one adopted just before), and no resume or roll-back came after it was
+    written, for then the run has gone on without it. Of several tries at one save the last counts.
+    """
+    adopted: list[Manifest] = []
+    head = lineage.line[-1] if lineage.line else lineage.base
+    waiting = [manifest for manifest in published if lineage.ref(manifest.id) is None and _is_of_this_branch(manifest, lineage)]
+    while following := [manifest for manifest in waiting if manifest.parent == head]:
+        chosen = max(following, key=lambda manifest: (manifest.attempt, manifest.step, manifest.ledger_seq, len(manifest.id), manifest.id))
+        adopted.append(chosen)
+        head = chosen.id
+        waiting = [manifest for manifest in waiting if manifest.parent != chosen.parent]
+    return adopted
+
+
+def _is_of_this_branch(manifest: Manifest, lineage: Lineage) -> bool:
+    is_after_branch = manifest.attempt >= lineage.branch_attempt and manifest.ledger_seq >= lineage.branch_seq
+    return is_after_branch and manifest.ledger_seq <= lineage.counters.seq
+
+
+def _ref_of(entry: LedgerEntry) -> CheckpointRef:
+    fields = entry.fields
+    return CheckpointRef(
+        id=str(fields.get("id", "")),
+        step=_number(entry, "step", default=entry.step),
+        attempt=_number(entry, "attempt", default=entry.attempt),
+        parent=_text(entry, "parent"),
+        state_digest=str(fields.get("state_digest", "")),
+        num_bytes=_number(entry, "num_bytes", default=0),
+    )
+
+
+def _text(entry: LedgerEntry, name: str) -> str | None:
+    value = entry.fields.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def _number(entry: LedgerEntry, name: str, *, default: int) -> int:
+    value = entry.fields.get(name)
+    return value if isinstance(value, int) else default
