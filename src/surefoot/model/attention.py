@@ -48,7 +48,8 @@ class Attention(nn.Module):
         k_BSKE = self.wk(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v_BSKE = self.wv(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
-            q_BSHE, k_BSKE = self.q_norm(q_BSHE), self.k_norm(k_BSKE)
+            # In float32 under autocast too, like every other norm.
+            q_BSHE, k_BSKE = self.q_norm(q_BSHE.float()), self.k_norm(k_BSKE.float())
         q_BHSE, k_BKTE, v_BKTE = rotate(q_BSHE, rope).transpose(1, 2), rotate(k_BSKE, rope).transpose(1, 2), v_BSKE.transpose(1, 2)
         grouped = self.num_kv_heads != self.num_heads
         if self.soft_cap:
