@@ -1,6 +1,7 @@
 """A digest of tensor bits that ignores sharding: algorithm "sf1".
 
-A tensor is its elements in row-major order of the *global* shape, element i being the zero-extended little-endian word bits(i). The digest is
+A tensor is its elements in row-major order of the *global* shape, element i being the zero-extended little-endian word bits(i). The
+digest is
 
     sum over i of  bits(i) * w(i)   mod 2^64,     w(i) = A(i // 65536) * B(i % 65536)   mod 2^64
     A(k) = splitmix64(0x243F6A8885A308D3 + k) | 1,    B(j) = splitmix64(0x13198A2E03707344 + j) | 1
@@ -105,7 +106,7 @@ def _check_box(local: torch.Tensor, global_shape: Sequence[int], offsets: Sequen
     if local.layout != torch.strided or local.is_quantized:
         raise TypeError(f"no digest for {local.dtype} in layout {local.layout}")
     fits = len(global_shape) == len(offsets) == local.dim()
-    if not fits or not all(0 <= o and o + s <= g for o, s, g in zip(offsets, local.shape, global_shape, strict=True)):
+    if not fits or not all(o >= 0 and o + s <= g for o, s, g in zip(offsets, local.shape, global_shape, strict=True)):
         raise ValueError(f"a box of {tuple(local.shape)} at {tuple(offsets)} does not fit into {tuple(global_shape)}")
 
 
@@ -163,10 +164,10 @@ def _scattered(words: torch.Tensor, *, starts: torch.Tensor) -> int:
     within = torch.arange(words.shape[1], dtype=torch.int64, device=words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     step = max(1, _CACHE_ROWS.get(words.device.type, _DEVICE_ROWS) * BLOCK // words.shape[1])
-    for part, part_starts in zip(words.split(step), starts.split(step), strict=True):
-        index = part_starts[:, None] + within
+    for row in range(0, len(words), step):
+        index = starts[row : row + step, None] + within
         weights = columns.take(index & (BLOCK - 1)) * rows.take((index >> 16) - first)
-        total += (part.to(torch.int64) * weights).sum()
+        total += (words[row : row + step].to(torch.int64) * weights).sum()
     return int(total.item())
 
 

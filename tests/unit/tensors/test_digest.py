@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+
 from surefoot.core.records import ManifestTensor
 from surefoot.tensors.digest import as_hex, box_digest, combine, state_digest, tensor_digest
 
@@ -75,7 +77,7 @@ FROZEN_STATE = "sf1:b14c85f7566e2e317f528e793d28d639aa9d0809d736853acf9324e240d0
 
 
 @pytest.mark.parametrize("change", [{"key": "model.x"}, {"dtype": "int32"}, {"shape": (3, 2)}, {"digest": "0000000000000002"}], ids=str)
-def test_state_digest_covers_key_dtype_shape_and_digest(change: dict[str, object]) -> None:
+def test_state_digest_covers_key_dtype_shape_and_digest(change: dict[str, Any]) -> None:
     item = ManifestTensor(key="model.b", dtype="float32", shape=(2, 3), digest="0000000000000001")
     assert state_digest([dataclasses.replace(item, **change)]) != state_digest([item])
 

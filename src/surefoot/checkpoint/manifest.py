@@ -1,0 +1,105 @@
+"""The commit record on disk: canonical JSON that carries its own sha256, and the names of what lies beside it. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from surefoot.core.errors import Corrupt, Incompatible, Incomplete
+from surefoot.core.hashing import sha256_json
+from surefoot.core.records import Manifest, ManifestFile, ManifestTensor
+from surefoot.core.strict_json import canonical, loads, plain
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+EXTRAS_NAME = "extras.json"
+METADATA_NAME = ".metadata"
+RNG_PREFIX = "rng/rank_"
+DIGESTED_PREFIXES = ("model.", "optim.")
+"""The keys that `state_digest` covers."""
+
+_ID = re.compile(r"s(\d+)-a(\d+)(?:-r(\d+))?")
+
+
+def checkpoint_id(step: int, *, attempt: int, retry: int = 0) -> str:
+    """`s<step>-a<attempt>[-r<retry>]`."""
+    return f"s{step}-a{attempt}" + (f"-r{retry}" if retry else "")
+
+
+def parse_id(name: str) -> tuple[int, int, int] | None:
+    """(step, attempt, retry) of a checkpoint id, None for any other name."""
+    match = _ID.fullmatch(name)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def rng_key(rank: int) -> str:
+    return f"{RNG_PREFIX}{rank:05d}"
+
+
+def sealed(manifest: Manifest) -> Manifest:
+    """`manifest` with the hash over all its other fields."""
+    return replace(manifest, hash=sha256_json(_unhashed(plain(asdict(manifest)))))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """What `manifest.json` holds."""
+    return canonical(asdict(manifest))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint folder `path`, its own hash verified. Raises Incomplete, Corrupt or Incompatible."""
+    file = path / MANIFEST_NAME
+    try:
+        raw = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Incomplete(
+            f"no {MANIFEST_NAME}: this is not a finished checkpoint", where=str(path), hint="choose another one, see checkpoint list"
+        ) from error
+    return parse_manifest(raw, where=str(file))
+
+
+def parse_manifest(raw: bytes, *, where: str) -> Manifest:
+    """A Manifest from its exact bytes: any other spelling of the same values is refused too, so no flipped bit goes unseen."""
+    hint = "restore another checkpoint, or this one from another copy"
+    try:
+        found = loads(raw)
+    except ValueError as error:
+        raise Corrupt(f"not valid JSON: {error}", where=where, hint=hint) from error
+    if not isinstance(found, dict) or canonical(found) != raw or found.get("hash") != sha256_json(_unhashed(found)):
+        raise Corrupt("the content does not match its own hash", where=where, hint=hint)
+    if found["format_version"] != FORMAT_VERSION:
+        raise Incompatible(f"format version {found['format_version']}, this surefoot reads {FORMAT_VERSION}", where=where)
+    try:
+        return manifest_from_json(found)
+    except (KeyError, TypeError) as error:
+        raise Incompatible(f"a field is missing or of the wrong type: {error!r}", where=where) from error
+
+
+def manifest_from_json(value: Mapping[str, Any]) -> Manifest:
+    """A Manifest from JSON types. Fields that a newer surefoot added are left out."""
+    known = {field.name: value[field.name] for field in fields(Manifest)}
+    known["files"] = tuple(ManifestFile(**file) for file in value["files"])
+    known["tensors"] = tuple(ManifestTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in value["tensors"])
+    return Manifest(**known)
+
+
+def checksum_bytes(data: bytes) -> str:
+    return str(xxhash.xxh3_128(data).hexdigest())
+
+
+def checksum_file(path: Path, *, chunk_bytes: int = 1 << 22) -> str:
+    """xxh3_128 of a whole file."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(chunk_bytes):
+            digest.update(chunk)
+    return str(digest.hexdigest())
+
+
+def _unhashed(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if key != "hash"}

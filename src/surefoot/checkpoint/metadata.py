@@ -1,0 +1,136 @@
+"""DCP's `.metadata`, read without executing a pickle, and checked against what the manifest says."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+
+from surefoot.checkpoint.state import dtype_name
+from surefoot.core.errors import Corrupt, Incompatible
+from surefoot.core.records import ManifestFile, ManifestTensor, Problem
+
+_DCP = "torch.distributed.checkpoint"
+_ALLOWED = {
+    (f"{_DCP}.metadata", name)
+    for name in (
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    )
+} | {(f"{_DCP}.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}  # fmt: skip
+_ALLOWED |= {("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+
+
+class _DataOnlyUnpickler(pickle.Unpickler):
+    """Knows the plain records of DCP's metadata and nothing that acts."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"{module_name}.{global_name} has no place in checkpoint metadata")
+        return super().find_class(module_name, global_name)
+
+
+def parse_metadata(raw: bytes, *, where: str) -> Metadata:
+    """Metadata from the bytes of `.metadata`. Raises Corrupt; never runs code from them."""
+    try:
+        metadata = _DataOnlyUnpickler(io.BytesIO(raw)).load()
+    except Exception as error:  # the bytes are foreign: whatever they make the unpickler raise is the finding
+        raise Corrupt(
+            f"cannot be read: {type(error).__name__}: {error}", where=where, hint="restore another checkpoint, or another copy"
+        ) from error
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise Corrupt(f"holds {type(metadata).__name__}, not DCP metadata", where=where)
+    return metadata
+
+
+def tensor_metadata(metadata: Metadata, key: str) -> TensorStorageMetadata:
+    """The entry of a tensor. Raises Incompatible for pickled objects, which are never read."""
+    entry = metadata.state_dict_metadata[key]
+    if not isinstance(entry, TensorStorageMetadata):
+        raise Incompatible("is a pickled object, not a tensor: not read", where=key)
+    return entry
+
+
+def chunk_index(key: str, chunk: ChunkStorageMetadata) -> MetadataIndex:
+    return MetadataIndex(key, chunk.offsets)
+
+
+def stored_in(metadata: Metadata, key: str) -> set[str]:
+    """Names of the files that hold a part of the tensor."""
+    return {info.relative_path for index, info in metadata.storage_data.items() if index.fqn == key}
+
+
+def check_metadata(metadata: Metadata, *, tensors: Iterable[ManifestTensor], files: Iterable[ManifestFile]) -> list[Problem]:
+    """Whether `.metadata` describes exactly the manifest's tensors, whole, inside the manifest's files."""
+    expected = {tensor.key: tensor for tensor in tensors}
+    sizes = {file.name: file.num_bytes for file in files}
+    problems = [
+        Problem(kind="missing-tensor", tensor=key, detail="in the manifest only") for key in expected.keys() - metadata.state_dict_metadata
+    ]
+    problems += [
+        Problem(kind="extra-tensor", tensor=key, detail="in .metadata only") for key in metadata.state_dict_metadata.keys() - expected
+    ]
+    for key in expected.keys() & metadata.state_dict_metadata.keys():
+        problems += _check_tensor(metadata, expected[key], sizes)
+    return sorted(problems, key=lambda problem: (problem.tensor, problem.kind))
+
+
+def find_holes(key: str, entry: TensorStorageMetadata, stored: Mapping[MetadataIndex, Any]) -> list[Problem]:
+    """Regions of the tensor that no stored chunk covers. DCP would leave them as they were in memory, without a word."""
+    holes = []
+    volume = 0
+    seen: set[tuple[int, ...]] = set()
+    for chunk in entry.chunks:
+        offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        if chunk_index(key, chunk) not in stored:
+            holes.append(Problem(kind="hole", tensor=key, detail=f"the part at {offsets} of {sizes} was never written"))
+        elif offsets in seen or any(o < 0 or o + s > g for o, s, g in zip(offsets, sizes, entry.size, strict=True)):
+            holes.append(Problem(kind="hole", tensor=key, detail=f"the part at {offsets} of {sizes} overlaps another or lies outside"))
+        else:
+            volume += math.prod(sizes)
+        seen.add(offsets)
+    if not holes and volume != math.prod(entry.size):
+        holes.append(Problem(kind="hole", tensor=key, detail=f"{volume} of {math.prod(entry.size)} elements are stored"))
+    return holes
+
+
+def _check_tensor(metadata: Metadata, expected: ManifestTensor, sizes: Mapping[str, int]) -> list[Problem]:
+    key, entry = expected.key, metadata.state_dict_metadata[expected.key]
+    if not isinstance(entry, TensorStorageMetadata):
+        return [Problem(kind="unreadable", tensor=key, detail="a pickled object, not a tensor")]
+    problems = []
+    if dtype_name(entry.properties.dtype) != expected.dtype:
+        problems.append(
+            Problem(kind="wrong-dtype", tensor=key, detail=f".metadata says {entry.properties.dtype}, manifest {expected.dtype}")
+        )
+    if tuple(entry.size) != expected.shape:
+        problems.append(Problem(kind="wrong-shape", tensor=key, detail=f".metadata says {tuple(entry.size)}, manifest {expected.shape}"))
+    problems += find_holes(key, entry, metadata.storage_data)
+    for chunk in entry.chunks:
+        info = metadata.storage_data.get(chunk_index(key, chunk))
+        if info is not None and not 0 <= info.offset <= info.offset + info.length <= sizes.get(info.relative_path, -1):
+            problems.append(Problem(kind="hole", tensor=key, file=info.relative_path, detail="its bytes lie outside of the file"))
+    return problems
+
+
+def read_chunk(folder: Path, info: _StorageInfo) -> torch.Tensor:
+    """Local. One stored part as a CPU tensor, by torch's own weights-only reader. Raises Corrupt."""
+    try:
+        with (folder / info.relative_path).open("rb") as file:
+            file.seek(info.offset)
+            tensor = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes are foreign: whatever they make the reader raise is the finding
+        raise Corrupt(
+            f"unreadable at {info.offset}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            where=info.relative_path,
+        ) from error
+    if not isinstance(tensor, torch.Tensor):
+        raise Corrupt(f"{type(tensor).__name__} at {info.offset}, not a tensor", where=info.relative_path)
+    return tensor
