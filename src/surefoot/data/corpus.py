@@ -1,0 +1,109 @@
+"""Which files a source is made of: the inputs a person named, turned into one sorted list that every pass over the corpus repeats."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from surefoot.core.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+PYTHON_STDLIB: Final = "builtin:python-stdlib"
+JSONL_SUFFIXES: Final = frozenset({".jsonl", ".ndjson"})
+# What a folder contributes, one file one document. A file that is named outright is read whatever its ending.
+_TEXT_ENDINGS: Final = """
+txt text md rst tex org adoc html xml csv tsv json yaml yml toml ini cfg
+py pyi c h cc cpp hpp cu rs go java kt scala js jsx ts tsx rb pl pm pod php lua r jl hs ml sh bash sql css swift el lisp clj ex erl
+"""
+TEXT_SUFFIXES: Final = frozenset(f".{ending}" for ending in _TEXT_ENDINGS.split())
+_PACKED_SUFFIXES: Final = frozenset({".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".parquet"})
+_STDLIB_LEFT_OUT: Final = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """One file of a source. `name` is relative and is what provenance keeps; `path` is where it lies on this machine."""
+
+    path: Path
+    name: str
+    num_bytes: int
+
+    @property
+    def is_jsonl(self) -> bool:
+        return self.path.suffix.lower() in JSONL_SUFFIXES
+
+
+def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]:
+    """The files of `source` in their lasting order: inputs as given, each folder sorted by relative name.
+
+    Raises DataError when there are no inputs, one does not exist, is packed in a way this release does not read, or holds no text file.
+    """
+    where = f"source {source!r}"
+    if not inputs:
+        raise DataError("no input files", where=where, hint=f"name files or folders, or {PYTHON_STDLIB}")
+    files: list[CorpusFile] = []
+    names: Counter[str] = Counter()
+    for given in inputs:
+        root, label = (_stdlib_root(), "python-stdlib") if str(given) == PYTHON_STDLIB else (Path(given), Path(given).resolve().name)
+        names[label] += 1
+        if names[label] > 1:
+            label = f"{label}#{names[label]}"
+        if not root.exists():
+            raise DataError(f"{root} does not exist", where=where, hint="check the path; relative ones start at the config file")
+        if root.is_file():
+            found = [(root, label)]
+        elif str(given) == PYTHON_STDLIB:
+            found = [(path, f"{label}/{relative}") for path, relative in _walk(root) if _belongs_to_stdlib(relative)]
+        else:
+            found = [(path, f"{label}/{relative}") for path, relative in _walk(root) if _is_text(path)]
+            _warn_left_out(root)
+        if not found:
+            raise DataError(f"{root} holds no text file", where=where, hint="a folder contributes text endings and .jsonl only")
+        files.extend(CorpusFile(path=path, name=name, num_bytes=path.stat().st_size) for path, name in found)
+    for file in files:
+        if file.path.suffix.lower() in _PACKED_SUFFIXES:
+            raise DataError(f"{file.path} is packed", where=where, hint="unpack it first: this release reads plain text and JSONL")
+    return files
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, str]]:
+    """Visible files below `root` with their relative names, sorted by these."""
+    found: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(root, onerror=_refuse_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                found.append((path.relative_to(root).as_posix(), path))
+    return ((path, relative) for relative, path in sorted(found))
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise DataError(f"cannot list {error.filename}: {error.strerror}", hint="give read access, or leave the folder out") from error
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() in TEXT_SUFFIXES | JSONL_SUFFIXES
+
+
+def _warn_left_out(root: Path) -> None:
+    left_out = Counter(path.suffix or "no ending" for path, _ in _walk(root) if not _is_text(path))
+    if left_out:
+        endings = ", ".join(f"{suffix} ({count})" for suffix, count in left_out.most_common(5))
+        logger.warning("%s: %d files are not read, by their ending: %s", root, left_out.total(), endings)
+
+
+def _stdlib_root() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _belongs_to_stdlib(relative: str) -> bool:
+    parts = relative.split("/")
+    return relative.endswith(".py") and _STDLIB_LEFT_OUT.isdisjoint(parts[:-1])

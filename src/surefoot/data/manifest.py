@@ -1,0 +1,185 @@
+"""What a prepared data folder says of itself. It is written last and carries its own hash, so a folder with a manifest is whole.
+
+```
+<path>/manifest.json                     this
+<path>/tokenizer.json                    the tokenizer that made the ids
+<path>/<source>/<split>/00000.tok ...    shards, see `shards`
+<path>/<source>/rejects.jsonl            records that were left out, and why
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from surefoot.core.errors import DataError
+from surefoot.core.hashing import sha256_json
+from surefoot.core.strict_json import dumps, loads
+
+FORMAT: Final = "surefoot-shards"
+FORMAT_VERSION: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+TOKENIZER_NAME: Final = "tokenizer.json"
+Split = Literal["train", "heldout"]
+SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+_DTYPES: Final = {"u16": "<u2", "u32": "<u4"}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One `.tok` file: its tokens (EOS included), documents, size and sha256 as a file."""
+
+    name: str
+    tokens: int
+    docs: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEntry:
+    """The shards of one split in stream order, and their totals. `text_bytes` is the UTF-8 length of the documents."""
+
+    shards: tuple[ShardEntry, ...]
+    tokens: int
+    docs: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """One source. `documents_sha256` is over the hashes of its documents in order: it names the text, however it was stored."""
+
+    documents_sha256: str
+    bad_records: int
+    duplicates: int
+    empty: int
+    splits: Mapping[str, SplitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerEntry:
+    """`recipe` says how the tokenizer came about: `bpe:<size>`, `bytes`, or `file:<sha256>`."""
+
+    recipe: str
+    sha256: str
+    eos_id: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The identity of prepared data is `sha256`: over all content, not over `tool_version`, which alone must never refuse a resume."""
+
+    tool_version: str
+    tokenizer: TokenizerEntry
+    dtype: str
+    heldout_fraction: float
+    sources: Mapping[str, SourceEntry]
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def sha256(self) -> str:
+        return sha256_json({key: value for key, value in self._content().items() if key != "tool_version"})
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        return stored_dtype(self.dtype)
+
+    def split(self, source: str, split: Split) -> SplitEntry:
+        """Raises DataError when there is no such source."""
+        if source not in self.sources:
+            raise DataError(f"no source {source!r}", where=MANIFEST_NAME, hint=f"the prepared data holds {', '.join(self.sources)}")
+        return self.sources[source].splits[split]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self._content(), "sha256": self.sha256}
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = loads(
+            dumps(
+                {
+                    "format": self.format,
+                    "format_version": self.format_version,
+                    "tool_version": self.tool_version,
+                    "tokenizer": self.tokenizer,
+                    "dtype": self.dtype,
+                    "heldout_fraction": self.heldout_fraction,
+                    "sources": self.sources,
+                }
+            )
+        )
+        return content
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest stored token type that holds every id."""
+    return "u16" if vocab_size <= 1 << 16 else "u32"
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(_DTYPES[name])
+
+
+def load_manifest(path: str | Path) -> Manifest:
+    """The manifest of a prepared data folder. Raises DataError when it is absent, of a later format, or differs from its own hash."""
+    file = Path(path) / MANIFEST_NAME
+    try:
+        value = loads(file.read_bytes())
+    except FileNotFoundError as error:
+        hint = "prepare it with `surefoot data prepare INPUT --out DIR`"
+        raise DataError("no prepared data here", where=str(path), hint=hint) from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"the manifest cannot be read: {error}", where=str(file), hint="prepare the data again with --force") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise DataError("not a manifest of prepared data", where=str(file), hint="point [data] path at a prepared folder")
+    if value.get("format_version") != FORMAT_VERSION:
+        raise DataError(
+            f"format version {value.get('format_version')}, this release reads {FORMAT_VERSION}",
+            where=str(file),
+            hint="use the release that wrote it, or prepare the data again with --force",
+        )
+    try:
+        manifest = _from_json(value)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"the manifest is damaged: {error!r}", where=str(file), hint="prepare the data again with --force") from error
+    if manifest.sha256 != value.get("sha256"):
+        raise DataError(
+            "the manifest differs from its own hash",
+            where=str(file),
+            hint="it was edited or damaged: restore it, or prepare the data again with --force",
+            got=manifest.sha256,
+            wanted=value.get("sha256"),
+        )
+    return manifest
+
+
+def _from_json(value: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        tool_version=value["tool_version"],
+        tokenizer=TokenizerEntry(**value["tokenizer"]),
+        dtype=value["dtype"],
+        heldout_fraction=value["heldout_fraction"],
+        sources={name: _source_from_json(entry) for name, entry in value["sources"].items()},
+        format=value["format"],
+        format_version=value["format_version"],
+    )
+
+
+def _source_from_json(value: Mapping[str, Any]) -> SourceEntry:
+    splits = {
+        name: SplitEntry(
+            shards=tuple(ShardEntry(**shard) for shard in split["shards"]),
+            tokens=split["tokens"],
+            docs=split["docs"],
+            text_bytes=split["text_bytes"],
+        )
+        for name, split in value["splits"].items()
+    }
+    return SourceEntry(**{**value, "splits": splits})

@@ -1,0 +1,59 @@
+"""From a stream of tokens to training rows: labels, positions and document boundaries. NumPy only, all rows at once.
+
+Dim letters: B samples, S positions of a sequence (seq_len).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IGNORED_LABEL: Final = -100
+PHANTOM_SAMPLE: Final = -1
+
+I64Array = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """Packed samples, all int64. `doc_ids_BS` numbers the documents of each sample from 0; `positions_BS` restart in each of them."""
+
+    tokens_BS: I64Array
+    labels_BS: I64Array
+    positions_BS: I64Array
+    doc_ids_BS: I64Array
+
+
+def num_samples_in(num_tokens: int, *, seq_len: int) -> int:
+    """Samples of a stream: sample k is tokens [k*S, k*S + S + 1), so each has a label for its last position. The rest is left over."""
+    return max(0, (num_tokens - 1) // seq_len)
+
+
+def pack_rows(stream_BT: npt.NDArray[Any], *, eos_id: int) -> Rows:
+    """Rows from `stream_BT`, shape (B, S + 1): the tokens of each sample and the one that follows.
+
+    The position that holds an EOS has no label: what follows is another document, which nothing here foretells. A document that goes on
+    from the sample before starts at position 0.
+    """
+    stream_BT = stream_BT.astype(np.int64)
+    tokens_BS = stream_BT[:, :-1]
+    is_eos_BS = tokens_BS == eos_id
+    labels_BS = np.where(is_eos_BS, IGNORED_LABEL, stream_BT[:, 1:])
+    starts_BS = np.zeros_like(is_eos_BS)
+    starts_BS[:, 1:] = is_eos_BS[:, :-1]
+    doc_ids_BS = np.cumsum(starts_BS, axis=1, dtype=np.int64)
+    index_S = np.arange(tokens_BS.shape[1], dtype=np.int64)
+    positions_BS = index_S - np.maximum.accumulate(np.where(starts_BS, index_S, 0), axis=1)
+    return Rows(tokens_BS=np.ascontiguousarray(tokens_BS), labels_BS=labels_BS, positions_BS=positions_BS, doc_ids_BS=doc_ids_BS)
+
+
+def phantom_rows(num_rows: int, *, seq_len: int) -> Rows:
+    """Rows that no sample fills: one document of token 0 without a label."""
+    shape = (num_rows, seq_len)
+    return Rows(
+        tokens_BS=np.zeros(shape, dtype=np.int64),
+        labels_BS=np.full(shape, IGNORED_LABEL, dtype=np.int64),
+        positions_BS=np.broadcast_to(np.arange(seq_len, dtype=np.int64), shape).copy(),
+        doc_ids_BS=np.zeros(shape, dtype=np.int64),
+    )

@@ -1,0 +1,119 @@
+"""A folder that appears whole or not at all: built under a hidden name beside its place, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from surefoot.core.durable import fsync_dir
+from surefoot.core.errors import DataError
+from surefoot.core.units import show_bytes
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextmanager
+def folder_in_making(out: Path) -> Iterator[Path]:
+    """An empty folder beside `out`, for this process alone. `publish` it before leaving: what is not published is removed.
+
+    A kill leaves only this hidden folder, which the next call clears. Raises DataError when another live process is at it, when the
+    place cannot be written, and, naming the bytes that are free, when the disk is full.
+    """
+    folder = out.with_name(f".{out.name}.preparing")
+    new_parents = [parent for parent in out.parents if not parent.exists()]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = _take_folder(folder, out=out)
+    except OSError as error:
+        raise _as_data_error(error, out=out) from error
+    try:
+        _mend_replacement(out)
+        yield folder
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise _as_data_error(error, out=out) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+        with contextlib.suppress(OSError):  # parents made here go again, unless something was published in them
+            for parent in new_parents:
+                parent.rmdir()
+
+
+def publish(folder: Path, *, out: Path) -> None:
+    """Rename `folder` to `out`, in place of what is there. A kill between the two renames is mended by the next call."""
+    fsync_dir(folder)
+    replaced = _replaced_name(out)
+    if out.exists():
+        os.rename(out, replaced)
+    os.rename(folder, out)
+    fsync_dir(out.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def refuse_too_small(out: Path, *, needed_bytes: int) -> None:
+    """Fail before the first byte when the disk cannot hold even a low estimate."""
+    free = shutil.disk_usage(out.parent).free
+    if free < needed_bytes:
+        raise DataError(
+            f"the data need about {show_bytes(needed_bytes)}, free are {show_bytes(free)}",
+            where=str(out.parent),
+            hint="make room or choose another folder; nothing was written",
+            got=free,
+            wanted=needed_bytes,
+        )
+
+
+def _take_folder(folder: Path, *, out: Path) -> int:
+    """Create and lock `folder`, emptied of what a killed process left. The lock goes with the process, so a kill frees it."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # just published or removed by its owner
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            hint = "wait for it, or choose another folder"
+            raise DataError("another process is preparing this folder now", where=str(out), hint=hint) from error
+        try:
+            still_there = os.path.samestat(os.fstat(lock), os.stat(folder))
+        except FileNotFoundError:
+            still_there = False
+        if still_there:
+            for entry in folder.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            return lock
+        os.close(lock)
+
+
+def _mend_replacement(out: Path) -> None:
+    replaced = _replaced_name(out)
+    if replaced.exists():
+        if out.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.rename(replaced, out)
+
+
+def _replaced_name(out: Path) -> Path:
+    return out.with_name(f".{out.name}.replaced")
+
+
+def _as_data_error(error: OSError, *, out: Path) -> DataError:
+    if error.errno in _NO_SPACE:
+        try:
+            free = f"; free now: {show_bytes(shutil.disk_usage(out.parent).free)}"
+        except OSError:
+            free = ""
+        hint = f"make room or choose another folder; what was written is removed{free}"
+        return DataError(f"no space left while writing {error.filename or 'the shards'}", where=str(out), hint=hint, errno=error.errno)
+    return DataError(f"cannot write {error.filename or ''}: {error.strerror}", where=str(out), hint="choose a folder that you may write")
