@@ -66,7 +66,7 @@ class Guard:
         self._gradient_divisor = gradient_divisor
         self._beat = self._place.board.slot(self._world.rank)
         self._requests = LeaveRequests(
-            asked_by_agent=lambda: self._place.board.leave_requested, takes_interrupts=not self._place.under_agent
+            asked_by_agent=lambda: bool(self._place.board.leave_requested), takes_interrupts=not self._place.under_agent
         )
         self._recorder = Recorder(
             self._state,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.inspect import published_manifests
+from surefoot.checkpoint.inspect import published
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.restore import Loaded, load
 from surefoot.checkpoint.retention import sweep
@@ -68,7 +67,7 @@ def _survey_together(config: RunConfig, *, world: World, generation: int, record
 
 def _survey(config: RunConfig, *, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
     sweep(root, generation=generation)
-    for manifest in adoptable(published_manifests(root), fold_lineage(recorder.entries())):
+    for manifest in adoptable(_readable_manifests(root), fold_lineage(recorder.entries())):
         reason = "published, but its writer died before it could say so"
         recorder.ledger(Event.CHECKPOINT_ADOPTED, reason=reason, fields=commit_fields(manifest))
     entries = recorder.entries()
@@ -80,6 +79,17 @@ def _survey(config: RunConfig, *, generation: int, recorder: Recorder, root: Pat
         "last_attempt": lineage.counters.attempt,
         "candidates": [{"id": ref.id, "state_digest": ref.state_digest} for ref in found],
     }
+
+
+def _readable_manifests(root: Path) -> list[Manifest]:
+    """Manifests of the published checkpoints; one that cannot be read is nobody's to adopt, and a restore will name what is wrong."""
+    manifests = []
+    for checkpoint in published(root):
+        try:
+            manifests.append(read_manifest(root / checkpoint))
+        except CheckpointError as error:
+            logger.warning("checkpoint %s: %s", checkpoint, error)
+    return manifests
 
 
 def _refuse_other_config(path: Path, config: RunConfig, entries: Sequence[LedgerEntry]) -> None:
@@ -145,8 +155,6 @@ def _tell_differences(manifest: Manifest, environment: Mapping[str, object], sta
         recorder.ledger(Event.ENVIRONMENT_CHANGED, fields={"changed": changed})
         words = ", ".join(f"{name} was {before}, is {now}" for name, (before, now) in changed.items())
         recorder.say(f"note: the surroundings changed, so bits may differ from an undisturbed run: {words}")
-    accepted = getattr(state.data, "accepted_change", None)
-    if accepted is not None:
-        recorder.ledger(
-            Event.DATA_ACCEPTED, rule="--on-data-change", fields=asdict(accepted) if not isinstance(accepted, dict) else accepted
-        )
+    data_change = getattr(state.data, "data_change", None)  # a foreign port may have no such notion
+    if data_change:
+        recorder.ledger(Event.DATA_ACCEPTED, rule="--on-data-change", reason=data_change)

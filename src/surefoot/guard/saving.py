@@ -138,13 +138,10 @@ class Saver:
             return
         lineage = fold_lineage(self._recorder.entries())
         standing = [ref for ref in lineage.refs if ref.id not in lineage.retired]
-        for ref, reason in retire(
-            standing, keep_last=self._config.checkpoint.keep_last, milestone_steps=self._config.checkpoint.milestone_steps
-        ):
-            self._recorder.ledger(Event.CHECKPOINT_RETIRED, rule="retention", reason=reason, fields={"id": ref})
-            problem = remove(self.root, ref)
-            if problem:
-                logger.warning("checkpoint %s could not be deleted: %s", ref, problem)
+        section = self._config.checkpoint
+        for retired in retire(standing, keep_last=section.keep_last, milestone_steps=section.milestone_steps):
+            self._recorder.ledger(Event.CHECKPOINT_RETIRED, rule="retention", reason=retired.reason, fields={"id": retired.id})
+            remove(self.root, retired.id, generation=self._generation)
 
 
 def commit_fields(manifest: Manifest) -> dict[str, object]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from surefoot.core.records import HeldOutLoss
-from surefoot.data.loader import HeldOutBatch
+from surefoot.data.loader import HeldoutBatches
 from surefoot.model.loss import Forward, loss_sum
 from surefoot.tensors.world import World, reduce_sum
 
@@ -18,7 +17,7 @@ from surefoot.tensors.world import World, reduce_sum
 class HeldOut:
     """An EvalPort over batches that were fixed at the start."""
 
-    def __init__(self, batches: Sequence[HeldOutBatch], *, forward: Forward, world: World, autocast: AbstractContextManager[Any]) -> None:
+    def __init__(self, batches: HeldoutBatches, *, forward: Forward, world: World, autocast: AbstractContextManager[Any]) -> None:
         self._batches = batches
         self._forward = forward
         self._world = world
@@ -26,12 +25,12 @@ class HeldOut:
 
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. None when no document was held out. Changes no state and draws no random number."""
-        sums = torch.zeros(3, dtype=torch.float64)
+        nats = torch.zeros((), dtype=torch.float64, device=self._world.device)
         with torch.no_grad(), self._autocast:
-            for held in self._batches:
-                nats = loss_sum(self._forward, held.batch.to(self._world.device)).nats
-                sums += torch.tensor([float(nats), held.batch.num_live_tokens, held.num_bytes], dtype=torch.float64)
-        total_nats, num_tokens, num_bytes = reduce_sum(self._world, sums.to(self._world.device)).tolist()
+            for atom in self._batches.micro_batches:
+                nats += loss_sum(self._forward, atom.to(self._world.device)).nats
+        counts = torch.tensor([self._batches.num_live_tokens, self._batches.num_bytes], dtype=torch.float64, device=self._world.device)
+        total_nats, num_tokens, num_bytes = reduce_sum(self._world, torch.cat((nats.reshape(1), counts))).tolist()
         if not num_tokens:
             return None
         loss = total_nats / num_tokens

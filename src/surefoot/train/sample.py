@@ -8,7 +8,7 @@ from surefoot.train.step import Parts
 
 def text_sample(parts: Parts, *, num_tokens: int) -> str:
     """Collective where the forward is. `num_tokens` of a new document; a function of the weights and the run's seed."""
-    tokenizer = parts.data.tokenizer
+    tokenizer = parts.tokenizer
     ids = generate(
         parts.cut.module,
         [tokenizer.eos_id],

@@ -13,6 +13,7 @@ from torch import nn
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.data.loader import ShardedLoader, StepBatch
+from surefoot.data.tokenizer import Tokenizer
 from surefoot.guard import Guard
 from surefoot.model.loss import loss_sum
 from surefoot.parallel.clip import scale_gradients
@@ -34,13 +35,13 @@ class Parts:
     optimizer: torch.optim.Optimizer
     autocast: AbstractContextManager[Any]
     data: ShardedLoader
+    tokenizer: Tokenizer
     evaluation: HeldOut
 
 
 def train_step(parts: Parts, guard: Guard) -> StepReport:
     """Collective over the world. Fetch, forward and backward, judge, act, count, persist, tell; between `guard.begin` and the next."""
     rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=parts.config.optimizer.lr)
-    started_s = time.monotonic()
     batch = next(parts.data)
     fetched_s = time.monotonic()
     nats = forward_backward(parts, batch)
@@ -48,7 +49,7 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
         nats,
         batch.num_live_tokens,
         lr=rate,
-        data_wait_s=fetched_s - started_s,
+        data_wait_s=batch.data_wait_s,
         forward_backward_s=time.monotonic() - fetched_s,
     )
     if action.proceeds:
@@ -67,6 +68,6 @@ def forward_backward(parts: Parts, batch: StepBatch) -> torch.Tensor:
         with parts.cut.micro_step(is_last=index + 1 == len(batch.micro_batches)):
             with parts.autocast:
                 sums = loss_sum(parts.cut.forward, atom.to(parts.world.device), z_loss=parts.config.model.z_loss)
-            sums.objective.backward()
+            sums.objective.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
         total_nats += sums.nats
     return total_nats
