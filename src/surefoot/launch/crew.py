@@ -1,0 +1,86 @@
+"""The ranks of one generation, from the request to fork them until none is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Sequence
+from types import TracebackType
+
+from surefoot.coordinate.beats import BeatBoard
+from surefoot.core.clock import Clock
+from surefoot.core.records import Phase
+from surefoot.launch.wire import RankExit, Started
+
+
+_BEFORE_THE_LOOP = frozenset({Phase.START, Phase.DATA, Phase.RESTORE})
+
+
+class Crew:
+    """What the agent holds of a generation: the beats board, a pidfd per rank, and the exits as they are reported.
+
+    A pidfd tells the agent by itself that a rank is gone, and kills that process and no other, whatever became of the nursery.
+    """
+
+    def __init__(self, *, generation: int, num_ranks: int, board: BeatBoard, clock: Clock) -> None:
+        self.generation = generation
+        self.num_ranks = num_ranks
+        self.board = board
+        self.started_s = clock.monotonic_s()
+        self.exits: list[RankExit] = []
+        self.pids: tuple[int, ...] = ()
+        self._pidfds: tuple[int, ...] = ()
+        self._clock = clock
+        self._unreported_since_s: float | None = None
+        self._stepping: set[int] = set()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+        self.board.close()
+
+    def adopt(self, started: Started, pidfds: Sequence[int]) -> None:
+        self.pids, self._pidfds = started.pids, tuple(pidfds)
+
+    def all_stepping(self) -> bool:
+        """Whether every rank has reached the loop at some time: its restore lies behind it then."""
+        for beat in self.board.read_all():
+            if beat.restored or beat.phase not in _BEFORE_THE_LOOP:
+                self._stepping.add(beat.rank)
+        return len(self._stepping) == self.num_ranks
+
+    def step(self) -> int:
+        """The newest step that any rank has finished; 0 before the first beat."""
+        return max(beat.step for beat in self.board.read_all())
+
+    def alive(self) -> list[int]:
+        """Ranks whose process exists, by the kernel's word."""
+        poller = select.poll()
+        for pidfd in self._pidfds:
+            poller.register(pidfd, select.POLLIN)
+        gone = {fd for fd, _ in poller.poll(0)}
+        return [rank for rank, pidfd in enumerate(self._pidfds) if pidfd not in gone]
+
+    def nursery_silent_s(self) -> float:
+        """For how long more ranks have been gone than the nursery has reported; 0 when it keeps up."""
+        num_gone = len(self._pidfds) - len(self.alive())
+        if num_gone <= len(self.exits):
+            self._unreported_since_s = None
+            return 0.0
+        if self._unreported_since_s is None:
+            self._unreported_since_s = self._clock.monotonic_s()
+        return self._clock.monotonic_s() - self._unreported_since_s
+
+    def kill(self) -> None:
+        """SIGKILL to every living rank and the processes that it started; a stopped process obeys it too. Does not wait."""
+        for rank in self.alive():
+            try:
+                os.killpg(self.pids[rank], signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfds[rank], signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it ended by itself in between

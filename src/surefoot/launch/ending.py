@@ -1,0 +1,127 @@
+"""Whether a generation of ranks is over, why, and who is to blame. Pure: what the agent has seen goes in, a decision with a reason comes out."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot.core.errors import EXIT_DONE, EXIT_RETRY
+from surefoot.launch.wire import RankExit
+
+# What a rank says about the run by its exit code: no restart changes it.
+DELIBERATE_CODES = frozenset({2, 3, 4, 5, 6, 7, 93})
+
+# A rank that is killed closes its sockets before its parent can reap it, so an error exit of a peer may be reported this much earlier.
+_SAME_MOMENT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """In seconds; `launch.init_limit_s`, `launch.grace_s` and `launch.settle_s`."""
+
+    init_s: float
+    grace_s: float
+    settle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A generation at one moment. `complained` are the ranks whose entry point left an error file; times are monotonic seconds."""
+
+    now_s: float
+    num_ranks: int
+    exits: tuple[RankExit, ...]
+    complained: frozenset[int]
+    started_s: float
+    all_stepping: bool
+    nursery_gone: bool
+    nursery_silent_s: float
+    leave_asked_s: float | None
+    kill_asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """finished: every rank is done. left: worth a retry. failed: `what` was lost, `culprit` is the exit to blame.
+
+    `in_good_order`: every rank ended by itself, and said in the ledger what is to be said; else there are ranks to kill and a line to write.
+    """
+
+    kind: Literal["finished", "left", "failed"]
+    reason: str
+    what: Literal["rank", "nursery", "init-deadline"] | None = None
+    culprit: RankExit | None = None
+    in_good_order: bool = False
+
+
+def end_of(seen: Seen, limits: Limits) -> Ending | None:
+    """How the generation ended, or None while it goes on."""
+    if seen.kill_asked:
+        return Ending("left", "interrupted twice: killed at once")
+    bad = [ended for ended in seen.exits if not _is_orderly(ended, seen.complained)]
+    over = len(seen.exits) == seen.num_ranks
+    if over and not bad:
+        codes = {ended.exit_code for ended in seen.exits}
+        if codes == {EXIT_DONE}:
+            return Ending("finished", "every rank is done", in_good_order=True)
+        return Ending("left", "every rank left in good order", in_good_order=True)
+    blamed = culprit(bad, seen.complained) if bad else None
+    settled = over or bool(bad) and (_by_signal(bad) or seen.now_s >= bad[0].mono_s + limits.settle_s)
+    if blamed is not None and settled:
+        return _failed_rank(blamed, seen)
+    if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
+        how = "the nursery died" if seen.nursery_gone else "a rank is gone and the nursery does not report it"
+        return _unless_leaving(Ending("failed", how, what="nursery"), seen)
+    if seen.leave_asked_s is not None:
+        if seen.now_s >= seen.leave_asked_s + limits.grace_s:
+            return Ending("left", f"the ranks did not leave within {limits.grace_s:g} s of being asked and were killed")
+    elif not seen.all_stepping and seen.now_s >= seen.started_s + limits.init_s:
+        return Ending("failed", f"not every rank reached its first step within {limits.init_s:g} s of its start", what="init-deadline")
+    return None
+
+
+def culprit(bad: Sequence[RankExit], complained: frozenset[int] = frozenset()) -> RankExit:
+    """The exit to blame, given in the order of the reports: at least one.
+
+    A rank that leaves with 75 says that somebody else went away, so it is blamed only when nobody else is left. Of the others the earliest
+    counts, a signal before an error of the same moment.
+    """
+    accusers = [ended for ended in bad if ended.exit_code == EXIT_RETRY]
+    others = [ended for ended in bad if ended.exit_code != EXIT_RETRY] or accusers
+    first_s = min(ended.mono_s for ended in others)
+    together = [ended for ended in others if ended.mono_s <= first_s + _SAME_MOMENT_S]
+    return min(together, key=lambda ended: (ended.signal is None, ended.exit_code not in DELIBERATE_CODES, ended.mono_s))
+
+
+def exit_text(ended: RankExit) -> str:
+    """'rank 1 was killed by SIGKILL', 'rank 0 left with exit code 4'."""
+    if ended.signal is None:
+        return f"rank {ended.rank} left with exit code {ended.exit_code}"
+    try:
+        name = signal.Signals(ended.signal).name
+    except ValueError:
+        name = f"signal {ended.signal}"  # real-time signals have no name
+    return f"rank {ended.rank} was killed by {name}"
+
+
+def _is_orderly(ended: RankExit, complained: frozenset[int]) -> bool:
+    """Done, or left at a step that the group agreed on: 75 without an error file."""
+    return ended.exit_code == EXIT_DONE or (ended.exit_code == EXIT_RETRY and ended.rank not in complained)
+
+
+def _by_signal(bad: Sequence[RankExit]) -> bool:
+    return any(ended.signal is not None for ended in bad)
+
+
+def _failed_rank(blamed: RankExit, seen: Seen) -> Ending:
+    ending = Ending("failed", exit_text(blamed), what="rank", culprit=blamed)
+    return ending if blamed.exit_code in DELIBERATE_CODES else _unless_leaving(ending, seen)
+
+
+def _unless_leaving(ending: Ending, seen: Seen) -> Ending:
+    """Who was asked to leave does not restart: the next start resumes from the newest checkpoint."""
+    if seen.leave_asked_s is None:
+        return ending
+    return Ending("left", f"{ending.reason} while the ranks were asked to leave", what=ending.what, culprit=ending.culprit)

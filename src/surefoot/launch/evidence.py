@@ -1,0 +1,74 @@
+"""What is written down about a failed generation before anything of it is killed: `incidents/g<generation>.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surefoot.core import strict_json
+from surefoot.core.clock import Clock
+from surefoot.core.durable import write_atomic
+from surefoot.core.errors import SurefootError, error_for_exit_code
+from surefoot.launch.crew import Crew
+from surefoot.launch.ending import Ending
+from surefoot.launch.logs import generation_logs, last_lines, nursery_log, rank_paths
+
+
+def incident_path(run_dir: Path, generation: int) -> Path:
+    return run_dir / "incidents" / f"g{generation}.json"
+
+
+def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, clock: Clock) -> Path:
+    """Who ended how, what each rank did last, and the last lines that each wrote. Takes milliseconds: the ranks wait for their end."""
+    record = {
+        "generation": crew.generation,
+        "time_utc": clock.utc(),
+        "kind": ending.kind,
+        "what": ending.what,
+        "reason": ending.reason,
+        "culprit": ending.culprit,
+        "exits": crew.exits,
+        "ranks": [_rank_record(run_dir, crew, rank, now_s=clock.monotonic_s()) for rank in range(crew.num_ranks)],
+        "nursery_lines": last_lines(nursery_log(run_dir), num_lines=10),
+    }
+    path = incident_path(run_dir, crew.generation)
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, strict_json.dumps(record, indent=2))
+    return path
+
+
+def complaints(run_dir: Path, generation: int) -> dict[int, Mapping[str, Any]]:
+    """By rank: the error that its entry point left as `rank_<r>.error.json`; one that cannot be read counts with its text as `what`."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for path in generation_logs(run_dir, generation).glob("rank_*.error.json"):
+        rank = int(path.name.removeprefix("rank_").removesuffix(".error.json"))
+        text = path.read_text(errors="replace")
+        try:
+            found[rank] = dict(strict_json.loads(text)["error"])
+        except (ValueError, KeyError, TypeError):
+            found[rank] = {"what": text}
+    return found
+
+
+def error_of(exit_code: int, complaint: Mapping[str, Any] | None, *, reason: str, where: str, hint: str) -> SurefootError:
+    """The error that a worker meant by its exit code, in its own words where it left any, else in the agent's."""
+    kind = error_for_exit_code(exit_code)
+    if complaint is None:
+        return kind(reason, where=where, hint=hint)
+    kind = next((refined for refined in kind.__subclasses__() if refined.code == complaint.get("code")), kind)
+    return kind(str(complaint.get("what", reason)), where=str(complaint.get("where") or where), hint=str(complaint.get("hint") or hint))
+
+
+def _rank_record(run_dir: Path, crew: Crew, rank: int, *, now_s: float) -> dict[str, object]:
+    beat = crew.board.read(rank)
+    out_path, err_path, _ = rank_paths(run_dir, crew.generation, rank)
+    return {
+        "rank": rank,
+        "pid": crew.pids[rank] if crew.pids else None,
+        "alive": rank in crew.alive(),
+        "last_beat": {"phase": beat.phase.label, "step": beat.step, "age_s": round(now_s - beat.mono_s, 3)} if beat.num_beats else None,
+        "last_lines": last_lines(out_path, num_lines=5),
+        "last_error_lines": last_lines(err_path),
+        "error": complaints(run_dir, crew.generation).get(rank),
+    }

@@ -1,0 +1,117 @@
+"""Log files of ranks: where they are, how many generations are kept, and the echo of rank 0 on the console.
+
+A rank writes to plain files, `logs/g<generation>/rank_<r>.log` for stdout (its console lines) and `.err` for stderr (warnings of libraries,
+tracebacks). No pipe leads to the agent, so a stuck terminal or a closed one never stops a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+logger = logging.getLogger(__name__)
+
+KEPT_GENERATIONS = 20  # as many as launch.max_restarts allows one agent by default
+_ECHO_INTERVAL_S = 0.2
+_MAX_TAIL_BYTES = 16_384
+
+
+def generation_logs(run_dir: Path, generation: int) -> Path:
+    return run_dir / "logs" / f"g{generation}"
+
+
+def rank_paths(run_dir: Path, generation: int, rank: int) -> tuple[Path, Path, Path]:
+    """A rank's stdout file, stderr file, and the file in which its entry point says why it failed."""
+    folder = generation_logs(run_dir, generation)
+    return folder / f"rank_{rank}.log", folder / f"rank_{rank}.err", folder / f"rank_{rank}.error.json"
+
+
+def nursery_log(run_dir: Path) -> Path:
+    """What the nurseries of this run wrote: warnings of imports, a traceback when one could not start."""
+    return run_dir / "logs" / "nursery.log"
+
+
+def open_generation(run_dir: Path, generation: int) -> None:
+    """Make the folder of a generation, and drop the oldest ones so that KEPT_GENERATIONS remain."""
+    generation_logs(run_dir, generation).mkdir(parents=True, exist_ok=True)
+    numbers = sorted(int(folder.name[1:]) for folder in (run_dir / "logs").iterdir() if re.fullmatch(r"g\d+", folder.name))
+    for number in numbers[:-KEPT_GENERATIONS]:
+        shutil.rmtree(generation_logs(run_dir, number), ignore_errors=True)
+
+
+def last_lines(path: Path, *, num_lines: int = 30) -> list[str]:
+    """The end of a text file, at most 16 KiB of it; empty when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MAX_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-num_lines:]
+
+
+class Echo:
+    """Follows one file after another and hands each whole line to `write`, in a thread of its own.
+
+    A `write` that blocks delays the echo and nothing else; one that raises OSError (the terminal is gone) ends the echo.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._requests: queue.SimpleQueue[Path | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="echo", daemon=True)
+        self._thread.start()
+
+    def follow(self, path: Path) -> None:
+        """Go on with another file from its start, once the current one is echoed to its end."""
+        path.touch()
+        self._requests.put(path)
+
+    def catch_up(self, *, limit_s: float = 1.0) -> None:
+        """Wait until everything written so far is echoed; gives up after `limit_s` when the console does not take it."""
+        done = threading.Event()
+        self._requests.put(done)
+        if self._thread.is_alive():
+            done.wait(limit_s)
+
+    def close(self, *, limit_s: float = 2.0) -> None:
+        """Echo what is left and stop, within `limit_s`."""
+        self._requests.put(None)
+        self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        file: BinaryIO | None = None
+        rest = b""
+        try:
+            while True:
+                try:
+                    request = self._requests.get(timeout=_ECHO_INTERVAL_S)
+                except queue.Empty:
+                    request = threading.Event()
+                if file is not None:
+                    rest = self._echo_lines(rest + file.read())
+                if isinstance(request, threading.Event):
+                    request.set()
+                    continue
+                if file is not None:
+                    self._echo_lines(rest + b"\n" if rest else b"")
+                    file.close()
+                if request is None:
+                    return
+                file, rest = request.open("rb"), b""
+        except OSError as error:
+            logger.warning("the console is gone (%s): lines of rank 0 are only in its log file", error)
+
+    def _echo_lines(self, data: bytes) -> bytes:
+        """Write the whole lines of `data`; returns the part that has no end yet."""
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._write(line.decode(errors="replace"))
+        return rest
