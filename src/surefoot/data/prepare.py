@@ -16,7 +16,7 @@ from surefoot.data.documents import OnBadRecord
 from surefoot.data.manifest import MANIFEST_NAME, SPLITS, Manifest, load_manifest
 from surefoot.data.publish import folder_in_making, publish, refuse_too_small
 from surefoot.data.shards import TokenStore
-from surefoot.data.survey import Corpus, Progress, Survey, take_survey
+from surefoot.data.survey import Corpus, Progress, Survey, paced, take_survey
 from surefoot.data.tokenizer import Tokenizer, bpe_size, bytes_tokenizer, load_tokenizer, train_bpe
 
 _MAX_HELDOUT_FRACTION: Final = 0.5
@@ -39,13 +39,14 @@ def prepare(
 
     `tokenizer` is `bpe:<size>`, `bytes`, or the path of a tokenizer.json. Data that was already prepared from the same documents in the
     same way is left as it is; other data is replaced only with `force`. Raises DataError for bad input, other data at `out`, a full disk.
-    A kill at any time leaves `out` as it was and a hidden folder that the next call clears.
+    `progress` is told each stage and every few seconds within it. A kill at any time leaves `out` as it was and a hidden folder that the
+    next call clears.
     """
     if not 0.0 <= heldout_fraction <= _MAX_HELDOUT_FRACTION:
         hint = f"wanted 0 to {_MAX_HELDOUT_FRACTION}"
         raise ConfigError(f"a held-out fraction of {heldout_fraction}", where="heldout_fraction", hint=hint, got=heldout_fraction)
     heldout_fraction = float(heldout_fraction)  # 0 and 0.0 are one value, but two JSON texts
-    out = Path(os.path.realpath(out))
+    out, progress = Path(os.path.realpath(out)), paced(progress)
     section = only_source(sources)
     with _parallel_tokenizing():
         codec = _given_tokenizer(tokenizer)

@@ -6,18 +6,38 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import DataError
+from surefoot.core.units import show_bytes
 from surefoot.data.corpus import CorpusFile
 from surefoot.data.documents import Document, OnBadRecord, Tally, distinct_documents
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage of preparing is, in bytes of text; `total_bytes` is an estimate of the files' size while reading."""
+    """How far a stage of preparing is, in bytes of text. While reading, the total is the size of the files, JSON and copies included."""
 
     stage: Literal["reading", "training tokenizer", "tokenizing"]
     done_bytes: int
     total_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.stage:<20} {show_bytes(self.done_bytes)} of {show_bytes(self.total_bytes)}"
+
+
+def paced(tell: Callable[[Progress], None], *, interval_s: float = 2.0, clock: Clock | None = None) -> Callable[[Progress], None]:
+    """`tell`, called at the start of each stage and then at most every `interval_s`: work reports after every document."""
+    clock = clock or SystemClock()
+    stage, told_s = "", 0.0
+
+    def tell_sometimes(progress: Progress) -> None:
+        nonlocal stage, told_s
+        now_s = clock.monotonic_s()
+        if progress.stage != stage or now_s - told_s >= interval_s:
+            stage, told_s = progress.stage, now_s
+            tell(progress)
+
+    return tell_sometimes
 
 
 @dataclass(frozen=True, slots=True)
