@@ -18,7 +18,8 @@ _LARGEST_INT = 2**31 - 1
 def keep_freed_pages() -> bool:
     """Local, once per process, before the first large tensor. Whether it took effect: only glibc has the switch.
 
-    No value changes by a bit. The price: memory that was used once stays with the process until it ends.
+    No value changes by a bit. The price: memory that was used once stays with the process until it ends, and blocks of many sizes settle
+    with some room between them (658 MB resident instead of 535 in the step above).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

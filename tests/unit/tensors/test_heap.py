@@ -15,7 +15,8 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def use():
     return float((torch.full((10 << 20,), 2.0) * 3).sum())
-use()
+for _ in range(10):
+    use()  # small blocks between large ones: it takes some rounds until every size has a place
 before = faults()
 total = sum(use() for _ in range(10))
 print(kept, faults() - before, total)
