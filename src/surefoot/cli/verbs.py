@@ -27,7 +27,7 @@ VERBS: Mapping[str, Verb] = {
     "data": Verb("surefoot.cli.data:app", "Prepare text for training."),
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
     "status": Verb("surefoot.cli.status:status", "Where a run stands."),
-    "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run, and whether that record is whole."),
+    "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run."),
     "checkpoint": Verb("surefoot.cli.checkpoint:app", "List and verify checkpoints."),
 }
 

@@ -1,0 +1,67 @@
+# make install, make train: that is all a newcomer needs. See CONTRIBUTING.md for the rest.
+SHELL := /bin/bash
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE
+
+# Another package index for torch alone, such as https://download.pytorch.org/whl/cpu; empty takes pip's own.
+TORCH_INDEX ?=
+# The interpreter that makes .venv; empty looks for one.
+PYTHON ?=
+# Overrides for `make train`, such as ARGS="train.num_steps=60".
+ARGS ?=
+
+BIN := .venv/bin
+TIMED := scripts/timed
+PYTEST := $(BIN)/python -m pytest -m "not campaign and not gpu"
+
+.PHONY: help gpu install train test check static contracts unit ranks drills fix lock docs bench campaign
+
+help:
+	@echo "make install   .venv with everything, torch included; says first what it downloads"
+	@echo "make train     train a small model on Python's own library; again: resume, or say that it is finished"
+	@echo "make test      unit, ranks and drill tests"
+	@echo "make check     format, lint, types, contracts, tests: what CI runs"
+	@echo "make fix       format and mend what can be mended"
+	@echo "make bench     the benchmark against a plain loop"
+	@echo "make campaign  the long fault campaigns"
+
+install:
+	@TORCH_INDEX="$(TORCH_INDEX)" PYTHON="$(PYTHON)" scripts/install.sh
+
+train: install
+	@$(BIN)/surefoot train examples/quickstart.toml $(ARGS)
+
+test: unit ranks drills
+	@echo "tests/gpu was not run: it needs a GPU (make gpu)"
+
+check: static contracts test
+
+static: install
+	@$(TIMED) static $(BIN)/ruff format --check .
+	@$(TIMED) static $(BIN)/ruff check .
+	@$(TIMED) static $(BIN)/mypy
+	@$(TIMED) static $(BIN)/lint-imports --no-logo
+
+contracts unit ranks drills: install
+	@$(TIMED) $@ $(PYTEST) tests/$@
+
+gpu: install
+	@$(BIN)/python -m pytest -m gpu tests/gpu
+
+fix: install
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: install
+	@$(BIN)/python -m surefoot.config.reference > docs/config.md
+
+lock: install
+	@mkdir -p build
+	@{ grep '^#' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+[a-z0-9.]*$$//'; } > build/lock && mv build/lock requirements.lock
+
+bench: install
+	@$(BIN)/python -m benchmarks.plain_loop
+
+campaign: install
+	@$(BIN)/python -m pytest -m campaign tests
