@@ -73,7 +73,7 @@ class TrainSection:
     global_batch_size: int = setting(16, "samples per step over all ranks", unit="samples", low=1)
     micro_batch_size: int = setting(4, "samples of one atom: what one rank computes at once, always in this shape", unit="samples", low=1)
     batch_ramp: tuple[tuple[int, int], ...] = setting(
-        (), "[[first_sample, batch], ...] before global_batch_size, each from the first step at or after it"
+        (), "[[first_sample, batch], ...] ending with global_batch_size; each from the first step at or after it"
     )
     precision: Literal["fp32", "bf16"] = setting("fp32", "bf16 keeps master weights and reductions in fp32")
     eval_interval_steps: int = setting(100, "held-out loss every so many steps and at the end; 0 only at the end", unit="steps", low=0)

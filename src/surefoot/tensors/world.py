@@ -60,12 +60,12 @@ def gather_words(world: World, words_W: torch.Tensor) -> torch.Tensor:
     """Collective over the loop group. int64 words of each rank -> int64 [R, W], the same on every rank. Raises PeerLost."""
     if world.loop_group is None:
         return words_W.unsqueeze(0)
-    gathered_RW = torch.empty(world.size, words_W.numel(), dtype=words_W.dtype, device=words_W.device)
+    gathered = torch.empty(world.size * words_W.numel(), dtype=words_W.dtype, device=words_W.device)
     try:
-        dist.all_gather_into_tensor(gathered_RW, words_W, group=world.loop_group)
+        dist.all_gather_into_tensor(gathered, words_W, group=world.loop_group)
     except RuntimeError as error:
         raise peer_lost("the exchange of the step", error) from error
-    return gathered_RW
+    return gathered.view(world.size, -1)
 
 
 def reduce_sum(world: World, values: torch.Tensor) -> torch.Tensor:
@@ -105,11 +105,12 @@ def gather_json(world: World, value: Any) -> list[Any]:
         longest = int(lengths_R.max().item())
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: payload.numel()] = payload
-        gathered_RN = torch.empty(world.size, longest, dtype=torch.uint8)
-        dist.all_gather_into_tensor(gathered_RN, padded, group=world.save_group)
+        gathered = torch.empty(world.size * longest, dtype=torch.uint8)
+        dist.all_gather_into_tensor(gathered, padded, group=world.save_group)
     except RuntimeError as error:
         raise peer_lost("a gather over ranks", error) from error
-    return [json.loads(gathered_RN[rank, : int(lengths_R[rank])].numpy().tobytes()) for rank in range(world.size)]
+    rows = gathered.view(world.size, longest)
+    return [json.loads(rows[rank, : int(lengths_R[rank])].numpy().tobytes()) for rank in range(world.size)]
 
 
 def agree_ok(world: World, error: SurefootError | None) -> SurefootError | None:

@@ -1,0 +1,229 @@
+"""Our own loop on real ranks: layouts, sample order, resume, leaving, skipping."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.checkpoint.state import collect
+from surefoot.core.records import StepReport
+from surefoot.core.sections import (
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    ParallelSection,
+    RunConfig,
+    RunSection,
+    ScheduleSection,
+    SourceSection,
+    TrainSection,
+)
+from surefoot.data.prepare import prepare
+from surefoot.observe.ledger import read_ledger
+from surefoot.tensors.digest import tensor_digest
+from surefoot.train.loop import open_run, training_steps
+from surefoot.train.step import Parts, train_step
+
+RunRanks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = tmp_path_factory.mktemp("text")
+    for index in range(60):
+        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
+    out = text / "prepared"
+    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
+    return out
+
+
+def config_of(data_dir: Path, run_dir: Path, **parts: Any) -> RunConfig:
+    return RunConfig(
+        run=RunSection(name="test", dir=str(run_dir), seed=11),
+        data=DataSection(path=str(data_dir), seq_len=32),
+        model=ModelSection(num_layers=2, d_model=32, num_heads=2),
+        train=parts.get(
+            "train", TrainSection(num_steps=6, global_batch_size=12, micro_batch_size=3, eval_interval_steps=3, eval_num_samples=8)
+        ),
+        schedule=ScheduleSection(kind="constant", warmup_steps=2),
+        parallel=parts.get("parallel", ParallelSection()),
+        checkpoint=parts.get("checkpoint", CheckpointSection(interval_steps=2, keep_last=2)),
+    )
+
+
+def all_reports(*, rank: int, world_size: int, config: RunConfig) -> list[StepReport]:
+    return list(training_steps(config))
+
+
+def ledgered_digest(run_dir: Path) -> str:
+    return str(read_ledger(run_dir / "ledger.jsonl")[-1].fields["state_digest"])
+
+
+LAYOUTS = {
+    "ddp-2": ParallelSection(dp_replicate=2),
+    "ddp-3": ParallelSection(dp_replicate=3),
+    "fsdp-2": ParallelSection(dp_shard=2),
+    "hsdp-2x2": ParallelSection(dp_replicate=2, dp_shard=2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_losses_of_one_process(layout: str, run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    parallel = LAYOUTS[layout]
+    (alone,) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "one"))
+    together = run_ranks(all_reports, parallel.num_ranks, init=False, config=config_of(data_dir, tmp_path / "many", parallel=parallel))
+    for reports in together:
+        assert [report.step for report in reports] == [1, 2, 3, 4, 5, 6]
+        for one, many in zip(alone, reports, strict=True):
+            # float32 sums in another order: 6 steps of a 2-layer model stay within 1e-5 of each other
+            assert many.loss == pytest.approx(one.loss, abs=1e-5)
+            assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-3)
+            assert many.num_live_tokens == one.num_live_tokens
+            assert many.next_sample == one.next_sample
+        assert reports[-1].val_loss == pytest.approx(alone[-1].val_loss, abs=1e-4)
+
+
+Consumed = list[list[list[str]]]
+
+
+def consumed_by(*, rank: int, world_size: int, config: RunConfig) -> Consumed:
+    """Per step and per forward of this rank: a hash of each row of tokens, taken from the tensor inside the forward."""
+    steps: Consumed = []
+    with open_run(config) as (parts, guard):
+        guard.restore()
+        parts.cut.module.register_forward_pre_hook(lambda _, given: _note(steps, given[0]))
+        while guard.begin():
+            steps.append([])
+            train_step(parts, guard)
+    return steps
+
+
+def _note(steps: Consumed, tokens_BS: torch.Tensor) -> None:
+    if torch.is_grad_enabled():  # the held-out samples go through the same forward
+        steps[-1].append([hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in tokens_BS])
+
+
+def in_order_of_samples(by_rank: list[Consumed]) -> list[list[str]]:
+    """Rank r computes atom m * R + r in its micro-step m; phantom rows (all zeros) are left out."""
+    phantom = hashlib.sha256(torch.zeros(32, dtype=torch.int64).numpy().tobytes()).hexdigest()[:16]
+    return [
+        [row for atoms in zip(*ranks, strict=True) for atom in atoms for row in atom if row != phantom]
+        for ranks in zip(*by_rank, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(1, 1), (1, 5), (2, 3), (2, 5), (3, 2), (3, 5), (4, 1), (4, 4)])
+def test_the_samples_are_the_same_for_every_number_of_ranks_and_split(
+    num_ranks: int, micro_batch_size: int, run_ranks: RunRanks, data_dir: Path, tmp_path: Path
+) -> None:
+    ramped = TrainSection(num_steps=4, global_batch_size=11, micro_batch_size=micro_batch_size, batch_ramp=((0, 5), (8, 7), (17, 11)))
+    config = config_of(data_dir, tmp_path / "run", train=ramped, parallel=ParallelSection(dp_replicate=num_ranks))
+    consumed = in_order_of_samples(run_ranks(consumed_by, num_ranks, init=False, config=config))
+    assert [len(rows) for rows in consumed] == [5, 5, 7, 11]  # an entry counts from the first step at or after its sample
+    reference = config_of(data_dir, tmp_path / "reference", train=replace(ramped, micro_batch_size=11))
+    assert consumed == in_order_of_samples(run_ranks(consumed_by, 1, init=False, config=reference))
+
+
+def stop_after(*, rank: int, world_size: int, config: RunConfig, stop_step: int) -> None:
+    for report in training_steps(config):
+        if report.step == stop_step:
+            os._exit(0)  # as a crash: nothing is closed, nothing said
+
+
+@pytest.mark.parametrize("layout", ["ddp-2", "fsdp-2"])
+def test_a_crashed_run_ends_with_the_bits_of_an_undisturbed_one(layout: str, run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    parallel = LAYOUTS[layout]
+    undisturbed = config_of(data_dir, tmp_path / "undisturbed", parallel=parallel)
+    run_ranks(all_reports, parallel.num_ranks, init=False, config=undisturbed)
+    disturbed = config_of(data_dir, tmp_path / "disturbed", parallel=parallel)
+    with pytest.raises(AssertionError, match="died"):
+        run_ranks(stop_after, parallel.num_ranks, init=False, config=disturbed, stop_step=5)
+    (reports, _) = run_ranks(all_reports, parallel.num_ranks, init=False, config=disturbed)
+    assert [report.step for report in reports] == [5, 6]
+    assert ledgered_digest(tmp_path / "disturbed") == ledgered_digest(tmp_path / "undisturbed")
+    other_seed = replace(disturbed, run=replace(disturbed.run, dir=str(tmp_path / "other"), seed=12))
+    run_ranks(all_reports, parallel.num_ranks, init=False, config=other_seed)
+    assert ledgered_digest(tmp_path / "other") != ledgered_digest(tmp_path / "undisturbed")  # the control
+
+
+def test_a_run_goes_on_under_another_layout(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    def config(parallel: ParallelSection, num_steps: int) -> RunConfig:
+        train = TrainSection(num_steps=num_steps, global_batch_size=12, micro_batch_size=3)
+        return config_of(data_dir, tmp_path / "run", parallel=parallel, train=train, checkpoint=CheckpointSection(interval_steps=2))
+
+    with pytest.raises(AssertionError, match="died"):
+        run_ranks(stop_after, 2, init=False, config=config(LAYOUTS["ddp-2"], 8), stop_step=3)
+    with pytest.raises(AssertionError, match="died"):
+        run_ranks(stop_after, 4, init=False, config=config(LAYOUTS["hsdp-2x2"], 8), stop_step=5)
+    (reports,) = run_ranks(all_reports, 1, init=False, config=config(ParallelSection(), 8))
+    assert [report.step for report in reports] == [5, 6, 7, 8]
+    assert reports[0].attempt == 3
+
+
+def leave_when_one_is_told(*, rank: int, world_size: int, config: RunConfig) -> list[int]:
+    steps = []
+    try:
+        for report in training_steps(config):
+            steps.append(report.step)
+            if rank == 1 and report.step == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    except SystemExit as leave:
+        return [*steps, int(str(leave.code))]
+    return steps
+
+
+def test_a_signal_to_one_rank_lets_all_save_and_leave_with_75(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    config = config_of(data_dir, tmp_path / "run", parallel=LAYOUTS["ddp-2"], checkpoint=CheckpointSection(interval_steps=100))
+    told = run_ranks(leave_when_one_is_told, 2, init=False, config=config)
+    assert told == [[1, 2, 3, 4, 75], [1, 2, 3, 4, 75]]
+    events = [(entry.event, entry.step) for entry in read_ledger(tmp_path / "run" / "ledger.jsonl")]
+    assert events == [("attempt.started", 0), ("checkpoint.committed", 4), ("run.left", 4)]
+
+
+def skip_one(*, rank: int, world_size: int, config: RunConfig, sick_steps: tuple[int, ...]) -> tuple[list[str], bool, int]:
+    """Actions per step, whether the sick steps left every bit of model and optimizer alone, and the exit code."""
+    actions: list[str] = []
+    unchanged = True
+    try:
+        with open_run(config) as (parts, guard):
+            guard.restore()
+            parts.parameters[0].register_hook(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+                lambda gradient: gradient * torch.nan if rank == 1 and guard.step + 1 in sick_steps else gradient
+            )
+            while guard.begin():
+                before = _bits(parts)
+                report = train_step(parts, guard)
+                actions.append(report.action)
+                if report.action != "proceed":
+                    unchanged = unchanged and _bits(parts) == before
+    except SystemExit as leave:
+        return actions, unchanged, int(str(leave.code))
+    return actions, unchanged, 0
+
+
+def _bits(parts: Parts) -> dict[str, int]:
+    return {key: tensor_digest(tensor) for key, tensor in collect(parts.cut.module, parts.optimizer).tensors.items()}
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_without_touching_a_bit(
+    run_ranks: RunRanks, data_dir: Path, tmp_path: Path
+) -> None:
+    config = config_of(data_dir, tmp_path / "run", parallel=LAYOUTS["ddp-2"])
+    results = run_ranks(skip_one, 2, init=False, config=config, sick_steps=(3,))
+    assert results == [(["proceed", "proceed", "skip", "proceed", "proceed", "proceed"], True, 0)] * 2
+    skips = [entry for entry in read_ledger(tmp_path / "run" / "ledger.jsonl") if entry.event == "update.skipped"]
+    assert [(entry.step, entry.rule) for entry in skips] == [(3, "nonfinite_gradient")]
+
+
+def test_too_many_skips_in_a_row_halt_the_run_with_6(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    config = config_of(data_dir, tmp_path / "run", parallel=LAYOUTS["ddp-2"])
+    results = run_ranks(skip_one, 2, init=False, config=config, sick_steps=(2, 3, 4, 5))
+    assert results == [(["proceed", "skip", "skip", "skip", "halt"], True, 6)] * 2
