@@ -6,13 +6,11 @@ import os
 import select
 import signal
 from collections.abc import Sequence
-from types import TracebackType
 
 from surefoot.coordinate.beats import BeatBoard
 from surefoot.core.clock import Clock
 from surefoot.core.records import Phase
 from surefoot.launch.wire import RankExit, Started
-
 
 _BEFORE_THE_LOOP = frozenset({Phase.START, Phase.DATA, Phase.RESTORE})
 
@@ -23,10 +21,10 @@ class Crew:
     A pidfd tells the agent by itself that a rank is gone, and kills that process and no other, whatever became of the nursery.
     """
 
-    def __init__(self, *, generation: int, num_ranks: int, board: BeatBoard, clock: Clock) -> None:
-        self.generation = generation
-        self.num_ranks = num_ranks
+    def __init__(self, board: BeatBoard, *, clock: Clock) -> None:
         self.board = board
+        self.generation = board.generation
+        self.num_ranks = board.num_ranks
         self.started_s = clock.monotonic_s()
         self.exits: list[RankExit] = []
         self.pids: tuple[int, ...] = ()
@@ -35,10 +33,8 @@ class Crew:
         self._unreported_since_s: float | None = None
         self._stepping: set[int] = set()
 
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Kill whoever still lives and let go of everything."""
         self.kill()
         for pidfd in self._pidfds:
             os.close(pidfd)

@@ -1,4 +1,4 @@
-"""Whether a generation of ranks is over, why, and who is to blame. Pure: what the agent has seen goes in, a decision with a reason comes out."""
+"""Whether a generation of ranks is over, why, and who is to blame. Pure: what was seen goes in, a decision with a reason comes out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Seen:
 class Ending:
     """finished: every rank is done. left: worth a retry. failed: `what` was lost, `culprit` is the exit to blame.
 
-    `in_good_order`: every rank ended by itself, and said in the ledger what is to be said; else there are ranks to kill and a line to write.
+    `in_good_order`: every rank ended by itself and ledgered what is to be said; else there are ranks to kill and a line to write.
     """
 
     kind: Literal["finished", "left", "failed"]
@@ -67,10 +67,8 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
         if codes == {EXIT_DONE}:
             return Ending("finished", "every rank is done", in_good_order=True)
         return Ending("left", "every rank left in good order", in_good_order=True)
-    blamed = culprit(bad, seen.complained) if bad else None
-    settled = over or bool(bad) and (_by_signal(bad) or seen.now_s >= bad[0].mono_s + limits.settle_s)
-    if blamed is not None and settled:
-        return _failed_rank(blamed, seen)
+    if bad and (over or _by_signal(bad) or seen.now_s >= bad[0].mono_s + limits.settle_s):
+        return _failed_rank(culprit(bad), seen)
     if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
         how = "the nursery died" if seen.nursery_gone else "a rank is gone and the nursery does not report it"
         return _unless_leaving(Ending("failed", how, what="nursery"), seen)
@@ -82,8 +80,8 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     return None
 
 
-def culprit(bad: Sequence[RankExit], complained: frozenset[int] = frozenset()) -> RankExit:
-    """The exit to blame, given in the order of the reports: at least one.
+def culprit(bad: Sequence[RankExit]) -> RankExit:
+    """The exit to blame, given at least one.
 
     A rank that leaves with 75 says that somebody else went away, so it is blamed only when nobody else is left. Of the others the earliest
     counts, a signal before an error of the same moment.

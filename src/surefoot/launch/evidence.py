@@ -10,6 +10,7 @@ from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import SurefootError, error_for_exit_code
+from surefoot.core.records import Instruction
 from surefoot.launch.crew import Crew
 from surefoot.launch.ending import Ending
 from surefoot.launch.logs import generation_logs, last_lines, nursery_log, rank_paths
@@ -45,19 +46,29 @@ def complaints(run_dir: Path, generation: int) -> dict[int, Mapping[str, Any]]:
         rank = int(path.name.removeprefix("rank_").removesuffix(".error.json"))
         text = path.read_text(errors="replace")
         try:
-            found[rank] = dict(strict_json.loads(text)["error"])
+            found[rank] = {"what": text, **strict_json.loads(text)["error"]}
         except (ValueError, KeyError, TypeError):
             found[rank] = {"what": text}
     return found
 
 
-def error_of(exit_code: int, complaint: Mapping[str, Any] | None, *, reason: str, where: str, hint: str) -> SurefootError:
-    """The error that a worker meant by its exit code, in its own words where it left any, else in the agent's."""
-    kind = error_for_exit_code(exit_code)
-    if complaint is None:
-        return kind(reason, where=where, hint=hint)
-    kind = next((refined for refined in kind.__subclasses__() if refined.code == complaint.get("code")), kind)
-    return kind(str(complaint.get("what", reason)), where=str(complaint.get("where") or where), hint=str(complaint.get("hint") or hint))
+def last_words(path: Path) -> str | None:
+    """The last line of a file that says anything: of a traceback, the error itself."""
+    return next((line.strip() for line in reversed(last_lines(path)) if line.strip()), None)
+
+
+def stop_error(run_dir: Path, generation: int, ending: Ending, instruction: Instruction) -> SurefootError:
+    """The error that ends the agent: in the worker's words where it meant to stop the run, else in those of the policy."""
+    kind = error_for_exit_code(instruction.exit_code)
+    rank = ending.culprit.rank if ending.culprit is not None else None
+    complaint = complaints(run_dir, generation).get(rank) if rank is not None else None
+    where = f"generation {generation}" if rank is None else f"rank {rank}, generation {generation}"
+    hint = f"evidence: {incident_path(run_dir, generation)}"
+    if complaint is not None and ending.culprit is not None and ending.culprit.exit_code == instruction.exit_code:
+        kind = next((refined for refined in kind.__subclasses__() if refined.code == complaint.get("code")), kind)
+        return kind(str(complaint["what"]), where=str(complaint.get("where") or where), hint=str(complaint.get("hint") or hint))
+    words = last_words(rank_paths(run_dir, generation, rank)[1]) if rank is not None else last_words(nursery_log(run_dir))
+    return kind(instruction.reason + (f"; last words: {words}" if words else ""), where=where, hint=hint)
 
 
 def _rank_record(run_dir: Path, crew: Crew, rank: int, *, now_s: float) -> dict[str, object]:

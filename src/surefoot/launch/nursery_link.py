@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,15 +13,16 @@ from pathlib import Path
 from surefoot.launch.wire import Message, Start, control_pair, receive_message, send_message
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_HANG_UP_LIMIT_S = 2.0  # an interpreter with torch loaded takes some tenths of a second to end
 
 
 class NurseryLink:
     """One running nursery. Make it from the thread that lives as long as the process: the kernel ends a nursery with its starter."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, channel: socket.socket, pidfd: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, channel: socket.socket) -> None:
         self._process = process
         self._channel = channel
-        self.pidfd = pidfd
+        self._hung_up = False
 
     @classmethod
     def spawn(cls, *, entry: str, warm: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None) -> NurseryLink:
@@ -41,7 +43,7 @@ class NurseryLink:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
-        return cls(process, channel=ours, pidfd=os.pidfd_open(process.pid))
+        return cls(process, channel=ours)
 
     @property
     def pid(self) -> int:
@@ -57,16 +59,18 @@ class NurseryLink:
 
     def receive(self) -> tuple[Message | None, list[int]]:
         """Wait for the next message, with its pidfds, which the caller owns; (None, []) when the nursery is gone."""
-        return receive_message(self._channel)
-
-    def reap(self) -> int:
-        """Wait for the nursery's end and give its exit code, negative for a signal."""
-        return self._process.wait()
+        message, fds = receive_message(self._channel)
+        self._hung_up = message is None
+        return message, fds
 
     def close(self) -> int:
-        """Kill the nursery; the kernel kills what it forked. Returns its exit code, negative for a signal."""
-        self._process.kill()
-        code = self.reap()
+        """Kill the nursery; the kernel kills what it forked. Returns its exit code, negative for a signal.
+
+        One that hung up by itself is on its way out and gets a moment to finish, so that its own exit code is seen.
+        """
         self._channel.close()
-        os.close(self.pidfd)
-        return code
+        if self._hung_up:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_HANG_UP_LIMIT_S)
+        self._process.kill()
+        return self._process.wait()

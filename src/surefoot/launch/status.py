@@ -31,14 +31,14 @@ class Pulse:
         self._status_due_s = self._renew_due_s = clock.monotonic_s()
         self._failing = False
 
-    def beat(self, crew: Crew | None, *, generation: int, attempt: int, step: int, num_restarts: int, force: bool = False) -> None:
-        """Look at the clock and write what is due; `force` writes the status now. Raises PeerLost when the run was taken over."""
+    def beat(self, crew: Crew | None, *, generation: int, attempt: int, step: int, num_restarts: int) -> None:
+        """Look at the clock and write what is due. Raises PeerLost when the run was taken over."""
         now_s = self._clock.monotonic_s()
         try:
             if now_s >= self._renew_due_s:
                 self._renew_due_s = now_s + self._renew_interval_s
                 self._lock.renew(generation=generation)
-            if now_s >= self._status_due_s or force:
+            if now_s >= self._status_due_s:
                 self._status_due_s = now_s + self._status_interval_s
                 write_live(self._run_dir, self._record(crew, generation, attempt, step, num_restarts))
             self._failing = False
@@ -48,6 +48,10 @@ class Pulse:
             if not self._failing:
                 logger.warning("cannot renew live.json and the lock (%s): status goes stale, another host may think this run dead", error)
             self._failing = True
+
+    def now_due(self) -> None:
+        """The generation has changed: the next beat writes both."""
+        self._status_due_s = self._renew_due_s = self._clock.monotonic_s()
 
     def _record(self, crew: Crew | None, generation: int, attempt: int, step: int, num_restarts: int) -> LiveRecord:
         now_s = self._clock.monotonic_s()

@@ -33,7 +33,7 @@ Event = Ready | Forked | RankExit | NurseryGone
 
 
 class Watch:
-    """Waits for events and remembers the wish to leave. `on_look` runs after every wait: status, lock, and nothing that can block for long."""
+    """Waits for events and remembers the wish to leave. `on_look` runs after every wait: it must not block for long."""
 
     def __init__(self, signals: LeaveSignals, *, clock: Clock, on_look: Callable[[], None]) -> None:
         self._signals = signals

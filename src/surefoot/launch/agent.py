@@ -1,0 +1,178 @@
+"""The agent: supervises the ranks of a run on this machine, from the first fork to the end of the run. Torch-free.
+
+Per generation it opens a fresh port and a fresh beats board, has the warm nursery fork the ranks, and watches them. When one is lost it
+writes the evidence down, kills the rest, makes sure that none is left, ledgers it, and asks a pure policy whether to start again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from surefoot.coordinate.lock import RunLock
+from surefoot.coordinate.restart import RestartHistory, decide
+from surefoot.core.clock import Clock
+from surefoot.core.errors import EXIT_DONE, EXIT_RETRY
+from surefoot.core.events import Event
+from surefoot.core.records import Fault, Instruction
+from surefoot.core.sections import RunConfig
+from surefoot.launch.crew import Crew
+from surefoot.launch.ending import Ending
+from surefoot.launch.evidence import incident_path, stop_error
+from surefoot.launch.generation import Post, follow, fork_ranks, put_down
+from surefoot.launch.logs import Echo, nursery_log
+from surefoot.launch.signals import LeaveSignals
+from surefoot.launch.status import Pulse
+from surefoot.launch.warm import WarmNursery
+from surefoot.launch.watch import NurseryGone, Watch
+from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.observe.lineage import fold_counters
+
+logger = logging.getLogger(__name__)
+
+
+class Agent:
+    """Runs `entry` ("pkg.mod:function") as `num_ranks` ranks until the run is over. `warm` are the modules imported before the fork.
+
+    The caller holds `lock`; the agent renews it. `console` gets the lines that rank 0 writes to its stdout, from a thread of their own.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        run_dir: Path,
+        num_ranks: int,
+        entry: str,
+        warm: Sequence[str],
+        ledger: Ledger,
+        lock: RunLock,
+        first_generation: int,
+        clock: Clock,
+        console: Callable[[str], None],
+    ) -> None:
+        self._launch = config.launch
+        self._run_dir = run_dir.absolute()
+        self._num_ranks = num_ranks
+        self._ledger = ledger
+        self._job = lock.record.job
+        self._generation = first_generation - 1
+        self._clock = clock
+        self._console = console
+        self._nursery = WarmNursery(entry=entry, warm=warm, log_path=nursery_log(self._run_dir))
+        self._pulse = Pulse(
+            self._run_dir, lock=lock, status_interval_s=config.observe.status_interval_s, lease_s=config.launch.lease_s, clock=clock
+        )
+        self._crew: Crew | None = None
+        counters = fold_counters(read_ledger(ledger.path))
+        self._attempt, self._step = counters.attempt, counters.step
+        self._restarts = RestartHistory(newest_step=counters.step)
+
+    def run(self) -> int:
+        """Supervise until the run is over: 0 when it is finished, 75 when it was asked to leave. Call it in the main thread.
+
+        Raises what a worker meant by its exit code, with its words; Deterministic when restarts make no progress; SurefootError when they
+        are used up or a killed rank does not die; PeerLost when the run was taken over. Whatever happens, no rank outlives it.
+        """
+        with LeaveSignals() as signals:
+            watch = Watch(signals, clock=self._clock, on_look=self._look)
+            post = Post(self._run_dir, self._launch, self._clock, watch, self._nursery, Echo(self._console))
+            try:
+                while (ending := self._run_generation(post)).kind == "failed":
+                    instruction = self._decide(ending)
+                    self._wait(post, wait_s=instruction.wait_s)
+                return EXIT_DONE if ending.kind == "finished" else EXIT_RETRY
+            finally:
+                self._nursery.drop()
+                post.echo.close()
+
+    def _run_generation(self, post: Post) -> Ending:
+        """One start of the ranks and how it ended. Nothing of it is left when this returns."""
+        ending = self._nursery.warm_up(post.watch, limit_s=self._launch.init_limit_s, clock=self._clock)
+        if ending is None:
+            self._open_generation()
+            num_restarts = self._restarts.num_restarts
+            self._crew = crew = fork_ranks(
+                post, job=self._job, generation=self._generation, num_restarts=num_restarts, num_ranks=self._num_ranks
+            )
+            try:
+                ending = follow(post, crew)
+                self._step = crew.step() or self._step
+                if not ending.in_good_order:
+                    put_down(post, crew, ending)
+            finally:
+                self._crew = None
+                crew.close()
+        self._attempt = fold_counters(read_ledger(self._ledger.path)).attempt
+        if not ending.in_good_order:
+            self._record(ending)
+        return ending
+
+    def _open_generation(self) -> None:
+        """Fence the past: from this line on the ledger refuses every writer of an older generation."""
+        self._generation += 1
+        pids = {"agent_pid": os.getpid(), "nursery_pid": self._nursery.link.pid if self._nursery.link else None}
+        self._append(Event.GENERATION_STARTED, fields={"world_size": self._num_ranks, **pids})
+        self._pulse.now_due()
+
+    def _record(self, ending: Ending) -> None:
+        """What the ranks could not ledger themselves."""
+        logger.warning("%s", ending.reason)
+        if ending.what is not None:
+            event = Event.NURSERY_LOST if ending.what == "nursery" else Event.RANK_LOST
+            fault = self._fault(ending)
+            fields = {"rank": fault.rank, "exit_code": fault.exit_code, "signal": fault.signal, "incident": self._incident()}
+            self._append(event, rule=ending.what, reason=ending.reason, fields=fields)
+        if ending.kind == "left":
+            self._append(Event.RUN_LEFT, rule="launch", reason=ending.reason)
+
+    def _decide(self, ending: Ending) -> Instruction:
+        """Restart, with the wait before it; a stop is raised as the error that it stands for."""
+        instruction, self._restarts = decide(self._restarts, self._fault(ending), self._launch)
+        fields = {"kind": instruction.kind, "exit_code": instruction.exit_code, "wait_s": instruction.wait_s}
+        self._append(Event.RESTART_DECIDED, rule=instruction.grade.value, reason=instruction.reason, fields=fields)
+        if instruction.kind == "stop":
+            raise stop_error(self._run_dir, self._generation, ending, instruction)
+        logger.warning("%s%s", instruction.reason, f", in {instruction.wait_s:g} s" if instruction.wait_s else "")
+        return instruction
+
+    def _fault(self, ending: Ending) -> Fault:
+        ended, code = ending.culprit, self._nursery.last_code
+        if ending.what == "nursery" and code is not None:
+            own, number = (code, None) if code >= 0 else (None, -code)
+            return Fault("nursery", None, own, number, self._step, self._clock.monotonic_s())
+        return Fault(
+            ending.what or "rank",
+            ended.rank if ended else None,
+            ended.exit_code if ended else None,
+            ended.signal if ended else None,
+            self._step,
+            self._clock.monotonic_s(),
+        )
+
+    def _incident(self) -> str | None:
+        path = incident_path(self._run_dir, self._generation)
+        return str(path.relative_to(self._run_dir)) if path.exists() else None
+
+    def _wait(self, post: Post, *, wait_s: float) -> None:
+        """Before a restart; a wish to leave ends it."""
+        until_s = self._clock.monotonic_s() + wait_s
+        while self._clock.monotonic_s() < until_s and not post.watch.asked:
+            if NurseryGone() in post.watch.events(self._nursery.link):
+                self._nursery.drop()
+
+    def _append(self, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> None:
+        self._ledger.append(
+            event, generation=self._generation, attempt=self._attempt, step=self._step, rule=rule, reason=reason, fields=fields
+        )
+
+    def _look(self) -> None:
+        self._pulse.beat(
+            self._crew,
+            generation=self._generation,
+            attempt=self._attempt,
+            step=self._step,
+            num_restarts=self._restarts.num_restarts,
+        )

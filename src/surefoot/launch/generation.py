@@ -1,0 +1,124 @@
+"""One generation of ranks: forked, followed until it is over, and put down when it did not end by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.coordinate.beats import BeatBoard, LeaveReason
+from surefoot.core.clock import Clock
+from surefoot.core.errors import SurefootError
+from surefoot.core.sections import LaunchSection
+from surefoot.launch.crew import Crew
+from surefoot.launch.ending import Ending, Limits, Seen, end_of
+from surefoot.launch.evidence import complaints, write_incident
+from surefoot.launch.logs import Echo, open_generation, rank_paths
+from surefoot.launch.rendezvous import Meeting, open_listener, rank_specs
+from surefoot.launch.warm import WarmNursery
+from surefoot.launch.watch import Event, Forked, NurseryGone, Watch
+from surefoot.launch.wire import RankExit, Start
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What the agent works with over all generations."""
+
+    run_dir: Path
+    launch: LaunchSection
+    clock: Clock
+    watch: Watch
+    nursery: WarmNursery
+    echo: Echo
+
+
+def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_ranks: int) -> Crew:
+    """Ask the warm nursery for the ranks, on a port and a beats board of their own."""
+    open_generation(post.run_dir, generation)
+    crew = Crew(BeatBoard.create(num_ranks, generation=generation, clock=post.clock), clock=post.clock)
+    with open_listener(num_ranks=num_ranks) as listener:
+        meeting = Meeting(job, post.run_dir, generation, num_restarts, num_ranks, port=listener.getsockname()[1])
+        request = Start(generation, rank_specs(meeting))
+        with contextlib.suppress(OSError):  # a nursery that is gone is the next thing that the watch hears
+            if post.nursery.link is not None:
+                post.nursery.link.start_ranks(request, fds=[listener.fileno(), crew.board.fd])
+    post.echo.follow(rank_paths(post.run_dir, generation, 0)[0])
+    return crew
+
+
+def follow(post: Post, crew: Crew) -> Ending:
+    """Watch until the generation is over, by itself or by a decision; nothing is killed yet."""
+    limits = Limits(init_s=post.launch.init_limit_s, grace_s=post.launch.grace_s, settle_s=post.launch.settle_s)
+    while True:
+        for event in post.watch.events(post.nursery.link):
+            _take(post, crew, event)
+        if post.watch.asked and not crew.board.leave_requested:
+            _ask_to_leave(post, crew)
+        ending = end_of(_seen(post, crew), limits)
+        if ending is not None:
+            return ending
+
+
+def put_down(post: Post, crew: Crew, ending: Ending) -> None:
+    """Evidence first, then SIGKILL; returns when the kernel says that no rank is left.
+
+    Raises SurefootError when one does not die: starting others beside it could have two of them write.
+    """
+    post.echo.catch_up()
+    try:
+        write_incident(post.run_dir, crew, ending, clock=post.clock)
+    except OSError as error:
+        logger.warning("the evidence about generation %d could not be written: %s", crew.generation, error)
+    if not crew.pids:
+        post.nursery.drop()  # it never said whom it forked; the kernel ends them with it
+    crew.kill()
+    deadline_s = post.clock.monotonic_s() + post.launch.kill_limit_s
+    while crew.alive() or (post.nursery.link is not None and len(crew.exits) < crew.num_ranks):
+        for event in post.watch.events(post.nursery.link):
+            _take(post, crew, event)
+        if not crew.alive() and crew.nursery_silent_s() >= post.launch.settle_s:
+            post.nursery.drop()
+        if post.clock.monotonic_s() >= deadline_s:
+            raise SurefootError(
+                f"ranks {crew.alive()} did not die within {post.launch.kill_limit_s:g} s of SIGKILL",
+                where=f"generation {crew.generation}, pids {[crew.pids[rank] for rank in crew.alive()]}",
+                hint="they hang in the kernel (a disk or a device): see dmesg; start again when they are gone",
+            )
+
+
+def _take(post: Post, crew: Crew, event: Event) -> None:
+    if isinstance(event, Forked):
+        crew.adopt(event.started, event.pidfds)
+    elif isinstance(event, RankExit):
+        crew.exits.append(event)
+    elif isinstance(event, NurseryGone):
+        post.nursery.drop()
+
+
+def _ask_to_leave(post: Post, crew: Crew) -> None:
+    interrupted = signal.SIGINT in post.watch.asked
+    crew.board.request_leave(LeaveReason.INTERRUPTED if interrupted else LeaveReason.PREEMPTED)
+    logger.warning(
+        "%s: the workers save and leave; after %g s, or at a second Ctrl-C, they are killed",
+        post.watch.asked[0].name,
+        post.launch.grace_s,
+    )
+
+
+def _seen(post: Post, crew: Crew) -> Seen:
+    return Seen(
+        now_s=post.clock.monotonic_s(),
+        num_ranks=crew.num_ranks,
+        exits=tuple(crew.exits),
+        complained=frozenset(complaints(post.run_dir, crew.generation)) if crew.exits else frozenset(),
+        started_s=crew.started_s,
+        all_stepping=crew.all_stepping(),
+        nursery_gone=post.nursery.link is None,
+        nursery_silent_s=crew.nursery_silent_s(),
+        leave_asked_s=post.watch.asked_s,
+        kill_asked=post.watch.kill_asked,
+    )

@@ -1,0 +1,52 @@
+"""The agent of a drill in a process of its own, as `surefoot train` runs it: lock, ledger, agent, exit code. argv: RUN_DIR, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from surefoot.coordinate.lock import RunLock
+from surefoot.core.clock import SystemClock
+from surefoot.core.errors import SurefootError
+from surefoot.core.sections import LaunchSection, ObserveSection, RunConfig
+from surefoot.launch.agent import Agent
+from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.observe.lineage import fold_counters
+
+
+def main() -> int:
+    run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    clock = SystemClock()
+    launch = replace(LaunchSection(restart_wait_s=0.0), **options["launch"])
+    ledger = Ledger(run_dir / "ledger.jsonl", clock=clock, by="agent")
+    lock = RunLock.acquire(run_dir, job="drill", clock=clock, lease_s=launch.lease_s)
+    try:
+        return Agent(
+            RunConfig(launch=launch, observe=ObserveSection(status_interval_s=0.1)),
+            run_dir=run_dir,
+            num_ranks=options["num_ranks"],
+            entry=options["entry"],
+            warm=options["warm"],
+            ledger=ledger,
+            lock=lock,
+            first_generation=fold_counters(read_ledger(ledger.path)).generation + 1,
+            clock=clock,
+            console=lambda line: _write(f"{line}\n".encode()),
+        ).run()
+    except SurefootError as error:
+        (run_dir / "agent.error.json").write_text(json.dumps(error.as_json()))
+        return error.exit_code
+    finally:
+        lock.release()
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

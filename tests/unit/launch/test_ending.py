@@ -1,0 +1,151 @@
+"""How a generation ends and who is blamed: one test per branch."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from surefoot.launch.ending import Limits, Seen, culprit, end_of, exit_text
+from surefoot.launch.wire import RankExit
+
+LIMITS = Limits(init_s=100.0, grace_s=60.0, settle_s=0.5)
+RUNNING = Seen(
+    now_s=10.0,
+    num_ranks=2,
+    exits=(),
+    complained=frozenset(),
+    started_s=0.0,
+    all_stepping=True,
+    nursery_gone=False,
+    nursery_silent_s=0.0,
+    leave_asked_s=None,
+    kill_asked=False,
+)
+
+
+def left(rank: int, code: int, *, at_s: float = 9.9) -> RankExit:
+    return RankExit(generation=1, rank=rank, pid=100 + rank, exit_code=code, signal=None, mono_s=at_s)
+
+
+def killed(rank: int, number: int = signal.SIGKILL, *, at_s: float = 9.9) -> RankExit:
+    return RankExit(generation=1, rank=rank, pid=100 + rank, exit_code=None, signal=number, mono_s=at_s)
+
+
+def test_goes_on_while_nothing_happens() -> None:
+    assert end_of(RUNNING, LIMITS) is None
+
+
+def test_finished_when_every_rank_is_done() -> None:
+    ending = end_of(replace(RUNNING, exits=(left(0, 0), left(1, 0))), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.in_good_order) == ("finished", True)
+
+
+def test_one_rank_done_is_waited_for() -> None:
+    assert end_of(replace(RUNNING, exits=(left(0, 0),)), LIMITS) is None
+
+
+@pytest.mark.parametrize("asked_s", [None, 9.0])
+def test_left_when_all_leave_without_a_complaint(asked_s: float | None) -> None:
+    ending = end_of(replace(RUNNING, exits=(left(0, 75), left(1, 75)), leave_asked_s=asked_s), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.in_good_order) == ("left", True)
+
+
+def test_a_complaint_makes_75_a_lost_peer() -> None:
+    ending = end_of(replace(RUNNING, exits=(left(0, 75), left(1, 75)), complained=frozenset({0, 1})), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what) == ("failed", "rank")
+
+
+def test_a_signal_is_acted_on_at_once() -> None:
+    ending = end_of(replace(RUNNING, exits=(killed(1),)), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what, ending.culprit, ending.in_good_order) == ("failed", "rank", killed(1), False)
+    assert ending.reason == "rank 1 was killed by SIGKILL"
+
+
+def test_an_error_exit_waits_for_the_others_to_say_why() -> None:
+    seen = replace(RUNNING, exits=(left(0, 1),))
+    assert end_of(seen, LIMITS) is None
+    ending = end_of(replace(seen, now_s=10.5), LIMITS)
+    assert ending is not None
+    assert ending.reason == "rank 0 left with exit code 1"
+
+
+def test_the_victims_complaint_is_not_the_culprit() -> None:
+    seen = replace(RUNNING, exits=(left(0, 75, at_s=9.95), left(1, 4, at_s=10.2)), complained=frozenset({0, 1}))
+    ending = end_of(seen, LIMITS)
+    assert ending is not None
+    assert ending.culprit == left(1, 4, at_s=10.2)
+
+
+def test_nursery_gone() -> None:
+    ending = end_of(replace(RUNNING, nursery_gone=True), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what) == ("failed", "nursery")
+
+
+def test_silent_nursery() -> None:
+    assert end_of(replace(RUNNING, nursery_silent_s=0.4), LIMITS) is None
+    ending = end_of(replace(RUNNING, nursery_silent_s=0.5), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what) == ("failed", "nursery")
+
+
+def test_init_deadline() -> None:
+    seen = replace(RUNNING, all_stepping=False, now_s=99.9)
+    assert end_of(seen, LIMITS) is None
+    ending = end_of(replace(seen, now_s=100.0), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what) == ("failed", "init-deadline")
+
+
+def test_no_init_deadline_for_ranks_that_step() -> None:
+    assert end_of(replace(RUNNING, now_s=1e6), LIMITS) is None
+
+
+def test_grace() -> None:
+    seen = replace(RUNNING, leave_asked_s=1.0, all_stepping=False, now_s=60.9)
+    assert end_of(seen, LIMITS) is None
+    ending = end_of(replace(seen, now_s=61.0), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.in_good_order) == ("left", False)
+
+
+def test_second_interrupt_kills_at_once() -> None:
+    ending = end_of(replace(RUNNING, leave_asked_s=9.9, kill_asked=True), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.in_good_order) == ("left", False)
+
+
+@pytest.mark.parametrize("seen", [replace(RUNNING, exits=(killed(0),)), replace(RUNNING, nursery_gone=True)])
+def test_a_loss_while_leaving_is_no_restart(seen: Seen) -> None:
+    ending = end_of(replace(seen, leave_asked_s=9.0), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.in_good_order) == ("left", False)
+
+
+def test_what_a_rank_says_about_the_run_is_heard_while_leaving() -> None:
+    ending = end_of(replace(RUNNING, exits=(left(0, 5), left(1, 75)), leave_asked_s=9.0), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what) == ("failed", "rank")
+
+
+def test_culprit_is_the_earliest() -> None:
+    assert culprit([killed(1, at_s=1.0), killed(0, at_s=2.0)]).rank == 1
+    assert culprit([left(0, 1, at_s=1.0), killed(1, signal.SIGABRT, at_s=2.0)]).rank == 0
+
+
+def test_culprit_of_one_moment_is_the_killed_one() -> None:
+    assert culprit([left(0, 1, at_s=1.0), killed(1, at_s=1.05)]).rank == 1
+
+
+def test_culprit_of_one_moment_is_the_one_that_says_why() -> None:
+    assert culprit([left(0, 1, at_s=1.0), left(1, 4, at_s=1.05)]).rank == 1
+
+
+def test_unnamed_signal() -> None:
+    assert exit_text(killed(3, 40)) == "rank 3 was killed by signal 40"
