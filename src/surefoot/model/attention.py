@@ -18,7 +18,7 @@ def document_mask(doc_ids_BS: torch.Tensor, *, window: int) -> torch.Tensor:
     """Local. bool mask_B1ST, True where query s may see key t: not later, the same document, at most `window` - 1 back (0: any).
 
     A position always sees itself, so no row is empty. Built once per forward and used whatever the batch holds: choosing a kernel by
-    content would choose bits by content. On CPU the mask costs 4% of attention over `is_causal`.
+    content would choose bits by content. On CPU the mask costs 4 to 6% of attention over `is_causal`, 1% of a small step.
     """
     index_S = torch.arange(doc_ids_BS.shape[1], device=doc_ids_BS.device)
     distance_ST = index_S[:, None] - index_S[None, :]

@@ -11,7 +11,7 @@ import torch
 def rope_table(positions_BS: torch.Tensor, *, head_dim: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Local. float32 (cos_BS1P, sin_BS1P) of the angles at `positions_BS`.
 
-    Computed in each forward, once for all layers: 0.1% of a step, and there is no buffer to lose, save or cut.
+    Computed in each forward, once for all layers: under 0.1% of a small step, and there is no buffer to lose, save or cut.
     """
     exponents_P = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_BS.device) / head_dim
     angles_BS1P = positions_BS[:, :, None, None].float() * base**-exponents_P
