@@ -31,9 +31,12 @@ fi
 # What stands in the stamp of a finished install: folder, fingerprint, index. An empty TORCH_INDEX accepts the torch that is there.
 stamp=.venv/.installed
 fingerprint=$(cat requirements.lock pyproject.toml scripts/install.sh | sha256sum | cut -d' ' -f1)
-{ read -r old_folder; read -r old_fingerprint; read -r old_index; } <"$stamp" 2>/dev/null || true
-index=${TORCH_INDEX:-${old_index:-}}
-if [ "${old_folder:-}" = "$PWD" ] && [ "${old_fingerprint:-}" = "$fingerprint" ] && [ "$index" = "${old_index:-}" ]; then
+old_folder="" old_fingerprint="" old_index=""
+if [ -f "$stamp" ]; then
+  { read -r old_folder && read -r old_fingerprint && read -r old_index; } <"$stamp" || true
+fi
+index=${TORCH_INDEX:-$old_index}
+if [ "$old_folder" = "$PWD" ] && [ "$old_fingerprint" = "$fingerprint" ] && [ "$index" = "$old_index" ]; then
   exit 0
 fi
 
@@ -44,7 +47,7 @@ grep -v -e '^torch==' -e '^#' requirements.lock >"$rest"
 cat <<SAY
 make install: .venv with $("$python" --version), from requirements.lock
   downloads, unless pip has them cached:
-    $(wc -l <"$rest") packages, about 130 MB in all
+    $(wc -l <"$rest") packages, about 0.1 GB in all
     ${torch/==/ }: from ${index:-pip as it is set up here}
       about 0.2 GB as a CPU build; about 3 GB with the CUDA libraries that the usual Linux build brings along
   needs 1.5 GB of disk for a CPU build, 8 GB for a CUDA build
@@ -58,7 +61,7 @@ fi
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input "$@"; }
 pip install --requirement "$rest"
 if [ -n "$index" ]; then
-  [ "$index" = "${old_index:-}" ] || pip install --index-url "$index" --force-reinstall --no-deps "$torch" # never keep another build
+  [ "$index" = "$old_index" ] || pip install --index-url "$index" --force-reinstall --no-deps "$torch" # never keep another build
   pip install --index-url "$index" "$torch"
 else
   pip install "$torch"
