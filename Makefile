@@ -41,7 +41,6 @@ static: install
 	@$(TIMED) static $(BIN)/ruff format --check .
 	@$(TIMED) static $(BIN)/ruff check .
 	@$(TIMED) static $(BIN)/mypy
-	@$(TIMED) static $(BIN)/lint-imports --no-logo
 
 contracts unit ranks drills: install
 	@$(TIMED) $@ $(PYTEST) tests/$@

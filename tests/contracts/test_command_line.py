@@ -196,3 +196,16 @@ def test_a_defect_is_exit_1_with_the_place_of_its_traceback(tmp_path: Path) -> N
     (log,) = tmp_path.glob("surefoot-*.log")
     assert str(log) in result.stderr
     assert "Traceback" in log.read_text()
+
+
+@pytest.mark.parametrize(("verb", "exit_code"), [("init", 1), ("train", 75)])
+def test_ctrl_c_is_worth_a_retry_for_train_alone(verb: str, exit_code: int) -> None:
+    code = (
+        f"import sys, surefoot.cli.main as main, surefoot.cli.{verb} as module\n"
+        "def stopped() -> None:\n    raise KeyboardInterrupt\n"
+        f"module.{verb} = stopped\n"
+        f"sys.exit(main.run(['{verb}']))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == exit_code
+    assert "Traceback" not in result.stderr
