@@ -33,7 +33,7 @@ train: install
 	@$(BIN)/surefoot train examples/quickstart.toml $(ARGS)
 
 test: unit ranks drills
-	@echo "tests/gpu was not run: it needs a GPU (make gpu)"
+	@echo "not run here: GPU checks (make gpu, docs/gpu-checks.md) and campaigns (make campaign)"
 
 check: static contracts test
 
@@ -46,6 +46,7 @@ contracts unit ranks drills: install
 	@$(TIMED) $@ $(PYTEST) tests/$@
 
 gpu: install
+	@ls tests/gpu/test_*.py >/dev/null 2>&1 || { echo "there are no GPU tests yet: see docs/gpu-checks.md"; exit 1; }
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 fix: install
