@@ -56,10 +56,11 @@ def main() -> None:
         while guard.begin():
             x, y = next(points)
             loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             if guard.judge(loss, BATCH).proceeds:
                 for parameter in model.parameters():
-                    parameter.grad.mul_(guard.clip_scale)  # the mean over samples, clipped
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(guard.clip_scale)  # the mean over samples, clipped
                 optimizer.step()
                 guard.applied()
             optimizer.zero_grad()
