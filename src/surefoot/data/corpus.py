@@ -60,10 +60,9 @@ def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]
         if root.is_file():
             found = [(root, label)]
         elif str(given) == PYTHON_STDLIB:
-            found = [(path, f"{label}/{relative}") for path, relative in _walk(root) if _belongs_to_stdlib(relative)]
+            found = [(path, f"{label}/{name}") for path, name in _walk(root, leave_out=_STDLIB_LEFT_OUT) if path.suffix == ".py"]
         else:
-            found = [(path, f"{label}/{relative}") for path, relative in _walk(root) if _is_text(path)]
-            _warn_left_out(root)
+            found = [(path, f"{label}/{name}") for path, name in _text_files(root)]
         if not found:
             raise DataError(f"{root} holds no text file", where=where, hint="a folder contributes text endings and .jsonl only")
         files.extend(CorpusFile(path=path, name=name, num_bytes=path.stat().st_size) for path, name in found)
@@ -73,11 +72,21 @@ def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]
     return files
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, str]]:
-    """Visible files below `root` with their relative names, sorted by these."""
+def _text_files(root: Path) -> list[tuple[Path, str]]:
+    found = list(_walk(root))
+    texts = [(path, name) for path, name in found if path.suffix.lower() in TEXT_SUFFIXES | JSONL_SUFFIXES]
+    left_out = Counter(path.suffix or "no ending" for path, _ in found) - Counter(path.suffix or "no ending" for path, _ in texts)
+    if left_out:
+        endings = ", ".join(f"{suffix} ({count})" for suffix, count in left_out.most_common(5))
+        logger.warning("%s: %d files are not read, by their ending: %s", root, left_out.total(), endings)
+    return texts
+
+
+def _walk(root: Path, *, leave_out: frozenset[str] = frozenset()) -> Iterator[tuple[Path, str]]:
+    """Visible files below `root` with their relative names, sorted by these. Folders named in `leave_out` are not entered."""
     found: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root, onerror=_refuse_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in leave_out]
         for name in names:
             path = Path(folder, name)
             if not name.startswith(".") and path.is_file():
@@ -89,21 +98,5 @@ def _refuse_unreadable(error: OSError) -> None:
     raise DataError(f"cannot list {error.filename}: {error.strerror}", hint="give read access, or leave the folder out") from error
 
 
-def _is_text(path: Path) -> bool:
-    return path.suffix.lower() in TEXT_SUFFIXES | JSONL_SUFFIXES
-
-
-def _warn_left_out(root: Path) -> None:
-    left_out = Counter(path.suffix or "no ending" for path, _ in _walk(root) if not _is_text(path))
-    if left_out:
-        endings = ", ".join(f"{suffix} ({count})" for suffix, count in left_out.most_common(5))
-        logger.warning("%s: %d files are not read, by their ending: %s", root, left_out.total(), endings)
-
-
 def _stdlib_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
-
-
-def _belongs_to_stdlib(relative: str) -> bool:
-    parts = relative.split("/")
-    return relative.endswith(".py") and _STDLIB_LEFT_OUT.isdisjoint(parts[:-1])
