@@ -179,7 +179,7 @@ def _prepare_missing_data(config: RunConfig) -> None:
         out=path,
         tokenizer=config.data.tokenizer,
         heldout_fraction=config.data.heldout_fraction,
-        progress=typer.echo,
+        progress=lambda progress: typer.echo(str(progress)),
     )
 
 

@@ -26,6 +26,7 @@ VERBS: Mapping[str, Verb] = {
     "plan": Verb("surefoot.cli.plan:plan", "What planning will do (not in this release)."),
     "data": Verb("surefoot.cli.data:app", "Prepare text for training."),
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
+    "resume": Verb("surefoot.cli.resume:resume", "Let a halted run go on."),
     "status": Verb("surefoot.cli.status:status", "Where a run stands."),
     "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run."),
     "checkpoint": Verb("surefoot.cli.checkpoint:app", "List and verify checkpoints."),
@@ -34,7 +35,7 @@ VERBS: Mapping[str, Verb] = {
 NOT_IN_THIS_RELEASE = (
     *("fit", "simulate", "sweep"),
     *("launch", "submit", "runs", "watch", "report", "inspect"),
-    *("stop", "save", "pause", "resume", "rollback", "drain"),
+    *("stop", "save", "pause", "rollback", "drain"),
     *("replay", "triage", "calibrate", "drill"),
 )
 
