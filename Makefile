@@ -15,7 +15,7 @@ BIN := .venv/bin
 TIMED := scripts/timed
 PYTEST := $(BIN)/python -m pytest -m "not campaign and not gpu"
 
-.PHONY: help gpu install train test check static contracts unit ranks drills fix lock docs bench campaign
+.PHONY: help gpu install train test check format lint types contracts unit ranks drills fix lock docs bench campaign
 
 help:
 	@echo "make install   .venv with everything, torch included; says first what it downloads"
@@ -35,11 +35,15 @@ train: install
 test: unit ranks drills
 	@echo "not run here: GPU checks (make gpu, docs/gpu-checks.md) and campaigns (make campaign)"
 
-check: static contracts test
+check: format lint types contracts test
 
-static: install
+format: install
 	@$(TIMED) static $(BIN)/ruff format --check .
+
+lint: install
 	@$(TIMED) static $(BIN)/ruff check .
+
+types: install
 	@$(TIMED) static $(BIN)/mypy
 
 contracts unit ranks drills: install
