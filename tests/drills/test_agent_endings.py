@@ -34,6 +34,13 @@ def test_exit_codes_without_words(start_agent: StartAgent) -> None:
     assert "rank 0" in agent.error()["what"]
 
 
+def test_a_stop_that_the_group_agreed_on(start_agent: StartAgent) -> None:
+    agent = start_agent(faults={"1": {"0": "exit:6", "1": "exit:6"}})
+    assert agent.wait() == 6
+    assert [entry.event for entry in agent.entries()] == ["generation.started", "restart.decided"]
+    assert not (agent.run_dir / "incidents").exists()
+
+
 def test_a_crash_is_restarted(start_agent: StartAgent) -> None:
     agent = start_agent(faults={"1": {"0": "raise"}})
     assert agent.wait() == 0

@@ -20,9 +20,10 @@ from surefoot.core.records import Fault, Instruction
 from surefoot.core.sections import RunConfig
 from surefoot.launch.crew import Crew
 from surefoot.launch.ending import Ending
-from surefoot.launch.evidence import incident_path, stop_error
+from surefoot.launch.evidence import ending_words, incident_path, stop_error
 from surefoot.launch.generation import Post, follow, fork_ranks, put_down
 from surefoot.launch.logs import Echo, nursery_log
+from surefoot.launch.run_folder import refuse_halted
 from surefoot.launch.signals import LeaveSignals
 from surefoot.launch.status import Pulse
 from surefoot.launch.warm import WarmNursery
@@ -119,23 +120,32 @@ class Agent:
 
     def _record(self, ending: Ending) -> None:
         """What the ranks could not ledger themselves."""
-        logger.warning("%s", ending.reason)
         if ending.what is not None:
             event = Event.NURSERY_LOST if ending.what == "nursery" else Event.RANK_LOST
             fault = self._fault(ending)
             fields = {"rank": fault.rank, "exit_code": fault.exit_code, "signal": fault.signal, "incident": self._incident()}
             self._append(event, rule=ending.what, reason=ending.reason, fields=fields)
         if ending.kind == "left":
+            logger.warning("%s", ending.reason)
             self._append(Event.RUN_LEFT, rule="launch", reason=ending.reason)
 
     def _decide(self, ending: Ending) -> Instruction:
         """Restart, with the wait before it; a stop is raised as the error that it stands for."""
+        if ending.in_good_order:
+            refuse_halted(read_ledger(self._ledger.path))  # in the words of the rule that halted it
         instruction, self._restarts = decide(self._restarts, self._fault(ending), self._launch)
         fields = {"kind": instruction.kind, "exit_code": instruction.exit_code, "wait_s": instruction.wait_s}
         self._append(Event.RESTART_DECIDED, rule=instruction.grade.value, reason=instruction.reason, fields=fields)
         if instruction.kind == "stop":
             raise stop_error(self._run_dir, self._generation, ending, instruction)
-        logger.warning("%s%s", instruction.reason, f", in {instruction.wait_s:g} s" if instruction.wait_s else "")
+        words = ending_words(self._run_dir, self._generation, ending)
+        parts = [
+            instruction.reason,
+            f"in {instruction.wait_s:g} s" if instruction.wait_s else "",
+            f"last words: {words}" if words else "",
+            f"evidence: {incident_path(self._run_dir, self._generation)}",
+        ]
+        logger.warning("%s", "; ".join(part for part in parts if part))
         return instruction
 
     def _fault(self, ending: Ending) -> Fault:

@@ -13,6 +13,9 @@ from surefoot.launch.wire import RankExit
 # What a rank says about the run by its exit code: no restart changes it.
 DELIBERATE_CODES = frozenset({2, 3, 4, 5, 6, 7, 93})
 
+# What a Leave can end with: agreed by the group, so every rank ends with it, and ledgered by rank 0.
+_AGREED_CODES = frozenset({EXIT_DONE, EXIT_RETRY, 6, 7, 93})
+
 # A rank that is killed closes its sockets before its parent can reap it, so an error exit of a peer may be reported this much earlier.
 _SAME_MOMENT_S = 0.1
 
@@ -63,10 +66,7 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     bad = [ended for ended in seen.exits if not _is_orderly(ended, seen.complained)]
     over = len(seen.exits) == seen.num_ranks
     if over and not bad:
-        codes = {ended.exit_code for ended in seen.exits}
-        if codes == {EXIT_DONE}:
-            return Ending("finished", "every rank is done", in_good_order=True)
-        return Ending("left", "every rank left in good order", in_good_order=True)
+        return _agreed(seen.exits)
     if bad and (over or _by_signal(bad) or seen.now_s >= bad[0].mono_s + limits.settle_s):
         return _failed_rank(culprit(bad), seen)
     if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
@@ -75,6 +75,8 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     if seen.leave_asked_s is not None:
         if seen.now_s >= seen.leave_asked_s + limits.grace_s:
             return Ending("left", f"the ranks did not leave within {limits.grace_s:g} s of being asked and were killed")
+    elif (late := _left_behind(seen, limits)) is not None:
+        return late
     elif not seen.all_stepping and seen.now_s >= seen.started_s + limits.init_s:
         return Ending("failed", f"not every rank reached its first step within {limits.init_s:g} s of its start", what="init-deadline")
     return None
@@ -105,8 +107,26 @@ def exit_text(ended: RankExit) -> str:
 
 
 def _is_orderly(ended: RankExit, complained: frozenset[int]) -> bool:
-    """Done, or left at a step that the group agreed on: 75 without an error file."""
-    return ended.exit_code == EXIT_DONE or (ended.exit_code == EXIT_RETRY and ended.rank not in complained)
+    """Ended with what the group agreed on, which leaves no error file."""
+    return ended.exit_code in _AGREED_CODES and ended.rank not in complained
+
+
+def _agreed(exits: Sequence[RankExit]) -> Ending:
+    """All ranks ended by agreement. A rank that had nothing left to do may say 0 where the others say why they stop."""
+    last = max(exits, key=lambda ended: (ended.exit_code in DELIBERATE_CODES, ended.exit_code != EXIT_DONE))
+    if last.exit_code == EXIT_DONE:
+        return Ending("finished", "every rank is done", in_good_order=True)
+    if last.exit_code == EXIT_RETRY:
+        return Ending("left", "every rank left in good order", in_good_order=True)
+    return Ending("failed", f"every rank left with exit code {last.exit_code}", what="rank", culprit=last, in_good_order=True)
+
+
+def _left_behind(seen: Seen, limits: Limits) -> Ending | None:
+    """Ranks that agree to leave do so together. Those that are merely done are not hurried: rank 0 may have work after the last step."""
+    first = next((ended for ended in seen.exits if ended.exit_code != EXIT_DONE and _is_orderly(ended, seen.complained)), None)
+    if first is None or seen.now_s < first.mono_s + limits.grace_s:
+        return None
+    return Ending("failed", f"{exit_text(first)}, the others did not within {limits.grace_s:g} s", what="rank", culprit=first)
 
 
 def _by_signal(bad: Sequence[RankExit]) -> bool:

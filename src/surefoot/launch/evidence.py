@@ -57,6 +57,13 @@ def last_words(path: Path) -> str | None:
     return next((line.strip() for line in reversed(last_lines(path)) if line.strip()), None)
 
 
+def ending_words(run_dir: Path, generation: int, ending: Ending) -> str | None:
+    """The last words of whoever is blamed, on stderr."""
+    if ending.what == "nursery":
+        return last_words(nursery_log(run_dir))
+    return last_words(rank_paths(run_dir, generation, ending.culprit.rank)[1]) if ending.culprit is not None else None
+
+
 def stop_error(run_dir: Path, generation: int, ending: Ending, instruction: Instruction) -> SurefootError:
     """The error that ends the agent: in the worker's words where it meant to stop the run, else in those of the policy."""
     kind = error_for_exit_code(instruction.exit_code)
@@ -67,7 +74,7 @@ def stop_error(run_dir: Path, generation: int, ending: Ending, instruction: Inst
     if complaint is not None and ending.culprit is not None and ending.culprit.exit_code == instruction.exit_code:
         kind = next((refined for refined in kind.__subclasses__() if refined.code == complaint.get("code")), kind)
         return kind(str(complaint["what"]), where=str(complaint.get("where") or where), hint=str(complaint.get("hint") or hint))
-    words = last_words(rank_paths(run_dir, generation, rank)[1]) if rank is not None else last_words(nursery_log(run_dir))
+    words = ending_words(run_dir, generation, ending)
     return kind(instruction.reason + (f"; last words: {words}" if words else ""), where=where, hint=hint)
 
 

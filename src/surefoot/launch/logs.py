@@ -6,6 +6,7 @@ tracebacks). No pipe leads to the agent, so a stuck terminal or a closed one nev
 
 from __future__ import annotations
 
+import io
 import logging
 import queue
 import re
@@ -87,7 +88,7 @@ class Echo:
         self._thread.join(limit_s)
 
     def _run(self) -> None:
-        file: BinaryIO | None = None
+        file: BinaryIO = io.BytesIO()
         rest = b""
         try:
             while True:
@@ -95,19 +96,19 @@ class Echo:
                     request = self._requests.get(timeout=_ECHO_INTERVAL_S)
                 except queue.Empty:
                     request = threading.Event()
-                if file is not None:
-                    rest = self._echo_lines(rest + file.read())
+                rest = self._echo_lines(rest + file.read())
                 if isinstance(request, threading.Event):
                     request.set()
                     continue
-                if file is not None:
-                    self._echo_lines(rest + b"\n" if rest else b"")
-                    file.close()
+                self._echo_lines(rest + b"\n" if rest else b"")
+                file.close()
                 if request is None:
                     return
                 file, rest = request.open("rb"), b""
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the console was closed by this process
             logger.warning("the console is gone (%s): lines of rank 0 are only in its log file", error)
+        finally:
+            file.close()
 
     def _echo_lines(self, data: bytes) -> bytes:
         """Write the whole lines of `data`; returns the part that has no end yet."""

@@ -88,11 +88,13 @@ def send_message(channel: socket.socket, message: Message, *, fds: Sequence[int]
 def receive_message(channel: socket.socket) -> tuple[Message | None, list[int]]:
     """Wait for one packet; (None, []) when the other side is gone. The caller owns the descriptors."""
     try:
-        data, fds, flags, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        data, fds, flags, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, _MAX_FDS)
     except ConnectionResetError:
         return None, []
     if not data:
         return None, []
+    for fd in fds:
+        os.set_inheritable(fd, False)  # recv_fds does not hand MSG_CMSG_CLOEXEC on to the kernel
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
             os.close(fd)

@@ -54,6 +54,27 @@ def test_left_when_all_leave_without_a_complaint(asked_s: float | None) -> None:
     assert (ending.kind, ending.in_good_order) == ("left", True)
 
 
+@pytest.mark.parametrize("codes", [(6, 6), (0, 7), (75, 93)])
+def test_an_agreed_stop_is_in_good_order(codes: tuple[int, int]) -> None:
+    ending = end_of(replace(RUNNING, exits=(left(0, codes[0]), left(1, codes[1]))), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.in_good_order) == ("failed", True)
+    assert ending.culprit is not None
+    assert ending.culprit.exit_code == codes[1]
+
+
+def test_who_stays_when_the_group_leaves_is_not_waited_for_without_end() -> None:
+    seen = replace(RUNNING, exits=(left(0, 75),))
+    assert end_of(replace(seen, now_s=69.8), LIMITS) is None
+    ending = end_of(replace(seen, now_s=70.0), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.culprit, ending.in_good_order) == ("failed", left(0, 75), False)
+
+
+def test_who_works_on_after_the_last_step_is_not_hurried() -> None:
+    assert end_of(replace(RUNNING, exits=(left(1, 0),), now_s=1e6), LIMITS) is None
+
+
 def test_a_complaint_makes_75_a_lost_peer() -> None:
     ending = end_of(replace(RUNNING, exits=(left(0, 75), left(1, 75)), complained=frozenset({0, 1})), LIMITS)
     assert ending is not None

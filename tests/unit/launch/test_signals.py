@@ -1,0 +1,42 @@
+"""Signals wake a selector and do nothing else, and what was there before comes back."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+import pytest
+
+from surefoot.launch.signals import LeaveSignals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_wakes_and_is_named(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with LeaveSignals() as signals:
+        assert signals.take() == []
+        os.kill(os.getpid(), number)
+        assert select.select([signals], [], [], 10.0)[0] == [signals]
+        assert signals.take() == [number]
+        assert signals.take() == []
+    assert signal.getsignal(number) == before
+
+
+def test_two_interrupts_are_two() -> None:
+    with LeaveSignals() as signals:
+        taken = []
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            taken += signals.take()
+        assert taken == [signal.SIGINT, signal.SIGINT]
+
+
+def test_other_signals_are_not_ours() -> None:
+    before = signal.signal(signal.SIGWINCH, lambda number, frame: None)
+    try:
+        with LeaveSignals() as signals:
+            os.kill(os.getpid(), signal.SIGWINCH)
+            assert signals.take() == []
+    finally:
+        signal.signal(signal.SIGWINCH, before)
