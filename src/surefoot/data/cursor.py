@@ -30,6 +30,14 @@ _CHOICES: Final = (
     "of the new data), restart-source (go through the new data from its start, in a new order)"
 )
 
+_OTHER_TOKENIZER: Final = "its ids mean other text: prepare the data with the tokenizer.json of the old data"
+_RECIPE_HINTS: Final = {
+    "prp": "resume with the release that began the run: this one orders samples in another way",
+    "tokenizer_sha256": _OTHER_TOKENIZER,
+    "seed": "set [run] seed back, or start a new run",
+    "seq_len": "set [data] seq_len back, or start a new run",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SourceCursor:
@@ -97,9 +105,8 @@ def order_probe(*, epochs: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
 
 def refuse_other_recipe(cursor: Cursor, *, here: Cursor) -> None:
     """Raises DataError naming what differs between the run that wrote `cursor` and this one, the data aside."""
-    for name in ("prp", "seed", "seq_len", "tokenizer_sha256"):
+    for name, hint in _RECIPE_HINTS.items():
         if getattr(cursor, name) != getattr(here, name):
-            hint = "give back the old value, or start a new run: the order of samples hangs on it"
             raise _mismatch(name, got=getattr(here, name), wanted=getattr(cursor, name), hint=hint)
     if set(cursor.per_source) != set(here.per_source):
         raise _mismatch("sources", got=sorted(here.per_source), wanted=sorted(cursor.per_source), hint="name the sources as before")
@@ -130,8 +137,7 @@ def reconcile(cursor: Cursor, *, manifest: Manifest, choice: OnDataChange) -> tu
         refuse_changed_data(cursor, manifest=manifest)
         return cursor, "the data is unchanged"
     if cursor.tokenizer_sha256 != manifest.tokenizer.sha256:
-        hint = "prepare the new text with the tokenizer.json of the old data"
-        raise _mismatch("tokenizer_sha256", got=manifest.tokenizer.sha256, wanted=cursor.tokenizer_sha256, hint=hint)
+        raise _mismatch("tokenizer_sha256", got=manifest.tokenizer.sha256, wanted=cursor.tokenizer_sha256, hint=_OTHER_TOKENIZER)
     if set(cursor.per_source) != set(manifest.sources):
         raise _mismatch("sources", got=sorted(manifest.sources), wanted=sorted(cursor.per_source), hint="name the sources as before")
     sources = {}

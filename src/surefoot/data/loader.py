@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ class HeldoutBatches:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What of a cursor moves."""
+
+    next_sample: int = 0
+    next_step: int = 0
+    consumed_tokens: int = 0
+    source: SourceCursor = field(default_factory=SourceCursor)
+
+
 class ShardedLoader:
     """Batches of a prepared data folder for one data rank. The order is the same for every number of ranks and every micro-batch size.
 
@@ -98,19 +108,18 @@ class ShardedLoader:
         self._clock = clock or SystemClock()
         self._store = TokenStore(path, source=self._source, split="train", manifest=self.manifest)
         self._store.check_files()
-        self._place = SourceCursor()
-        self._stream = self._stream_at(self._place)
-        self._next_sample, self._next_step, self._consumed_tokens = 0, 0, 0
+        self._place = _Place()
+        self._stream = self._stream_at(self._place.source)
 
     @property
     def next_sample(self) -> int:
         """Global index of the first sample that has not been handed out."""
-        return self._next_sample
+        return self._place.next_sample
 
     @property
     def consumed_tokens(self) -> int:
         """Tokens of all samples handed out on all ranks."""
-        return self._consumed_tokens
+        return self._place.consumed_tokens
 
     @property
     def vocab_size(self) -> int:
@@ -127,13 +136,17 @@ class ShardedLoader:
     def __next__(self) -> StepBatch:
         """The next step's atoms. Local. Raises DataError when a block on disk is not what was written."""
         began_s = self._clock.monotonic_s()
-        first, num_samples = self._next_sample, self.plan.batch_at(self._next_sample)
+        first = self._place.next_sample
+        num_samples = self.plan.batch_at(first)
         atoms = self._deal(num_samples)
         ids, rows = self._read(atoms, first_sample=first)
         micro_batches = _batches(atoms, ids=ids, rows=rows, micro_batch_size=self._train.micro_batch_size)
-        self._next_sample += num_samples
-        self._next_step += 1
-        self._consumed_tokens += num_samples * self._data.seq_len
+        self._place = replace(
+            self._place,
+            next_sample=first + num_samples,
+            next_step=self._place.next_step + 1,
+            consumed_tokens=self._place.consumed_tokens + num_samples * self._data.seq_len,
+        )
         return StepBatch(
             micro_batches=micro_batches,
             first_sample=first,
@@ -144,7 +157,7 @@ class ShardedLoader:
 
     def cursor(self) -> dict[str, Any]:
         """The state of the whole job's data, the same on all ranks. Local; reads up to 64 samples for the order probe."""
-        return self._cursor(order_probe=self._stream.probe(self._next_sample)).as_json()
+        return self._cursor(order_probe=self._stream.probe(self.next_sample)).as_json()
 
     def seek(self, cursor: Mapping[str, Any]) -> None:
         """Go on from `cursor`, wherever it is, by reading at most 64 samples. Local.
@@ -157,8 +170,8 @@ class ShardedLoader:
         if self._on_data_change != "refuse" and wanted.manifest_sha256 != self.manifest.sha256:
             wanted, change = reconcile(wanted, manifest=self.manifest, choice=self._on_data_change)
         refuse_changed_data(wanted, manifest=self.manifest)
-        place = wanted.per_source[self._source]
-        stream = self._stream_at(place)
+        source = wanted.per_source[self._source]
+        stream = self._stream_at(source)
         if wanted.order_probe != UNPROBED:
             probe = stream.probe(wanted.next_sample)
             if probe != wanted.order_probe:
@@ -169,10 +182,10 @@ class ShardedLoader:
                     got=probe,
                     wanted=wanted.order_probe,
                 )
-        if change:
+        if change and self._rank == 0:
             logger.warning("%s", change)
-        self._place, self._stream, self.data_change = place, stream, change
-        self._next_sample, self._next_step, self._consumed_tokens = wanted.next_sample, wanted.next_step, wanted.consumed_tokens
+        self._stream, self.data_change = stream, change
+        self._place = _Place(wanted.next_sample, wanted.next_step, wanted.consumed_tokens, source)
 
     def heldout_batches(self, num_samples: int | None = None) -> HeldoutBatches:
         """This rank's part of the held-out samples: the same ones in every run over this data, dealt in atoms. Local.
@@ -209,29 +222,29 @@ class ShardedLoader:
         ids, stream_BT = self._stream.read(first_sample + _slots(atoms))
         return ids, pack_rows(stream_BT, eos_id=self.manifest.tokenizer.eos_id)
 
-    def _stream_at(self, place: SourceCursor) -> SampleStream:
+    def _stream_at(self, source: SourceCursor) -> SampleStream:
         return SampleStream(
             self._store,
             seq_len=self._data.seq_len,
             seed=self._seed,
             source=self._source,
-            first_sample=place.first_sample,
-            restart=place.restart,
+            first_sample=source.first_sample,
+            restart=source.restart,
         )
 
     def _cursor(self, *, order_probe: str) -> Cursor:
-        epoch, position = divmod(self._next_sample - self._place.first_sample, self.num_samples)
-        place = SourceCursor(first_sample=self._place.first_sample, restart=self._place.restart, epoch=epoch, position=position)
+        place = self._place
+        epoch, position = divmod(place.next_sample - place.source.first_sample, self.num_samples)
         return Cursor(
-            next_sample=self._next_sample,
-            next_step=self._next_step,
-            consumed_tokens=self._consumed_tokens,
+            next_sample=place.next_sample,
+            next_step=place.next_step,
+            consumed_tokens=place.consumed_tokens,
             manifest_sha256=self.manifest.sha256,
             recipe_sha256=recipe_sha256(seed=self._seed, seq_len=self._data.seq_len, weights={self._source: 1.0}),
             tokenizer_sha256=self.manifest.tokenizer.sha256,
             seq_len=self._data.seq_len,
             seed=self._seed,
-            per_source={self._source: place},
+            per_source={self._source: replace(place.source, epoch=epoch, position=position)},
             order_probe=order_probe,
         )
 
