@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_INDEX ?=
 # The interpreter that makes .venv; empty looks for one.
 PYTHON ?=
-# Overrides for `make train`, such as ARGS="train.num_steps=60".
+# More for `make train` and `make bench`, such as ARGS="train.num_steps=60".
 ARGS ?=
 
 BIN := .venv/bin
@@ -65,7 +65,7 @@ lock: install
 	@{ grep '^#' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+[a-z0-9.]*$$//'; } > build/lock && mv build/lock requirements.lock
 
 bench: install
-	@$(BIN)/python -m benchmarks.plain_loop
+	@$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 campaign: install
 	@$(BIN)/python -m pytest -m campaign tests
