@@ -54,8 +54,8 @@ def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, 
     """
     scratch = scratch_folder(root, draft)
     needed = state.num_bytes() + _OVERHEAD_PER_TENSOR_BYTES * world.size * (len(state.tensors) + 1) + _OVERHEAD_BYTES
-    _agree(world, lambda: _begin(root, draft, scratch=scratch, needed_bytes=needed))
     try:
+        _agree(world, lambda: _begin(root, draft, scratch=scratch, needed_bytes=needed))
         writer = Writer(scratch, needed_bytes=needed)
         tensors: dict[str, torch.Tensor] = {**state.tensors, rng_key(world.rank): capture_rng(world.device)}
         with dcp_errors(world, what=f"saving {draft.id}"):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItem, WriteItemType
 
 from surefoot.checkpoint.metadata import tensor_metadata
@@ -24,6 +24,19 @@ class DigestingSavePlanner(DefaultSavePlanner):
     def __init__(self) -> None:
         super().__init__(enable_plan_caching=False)
         self.digests: dict[MetadataIndex, int] = {}
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """On rank 0. Stock DCP takes one rank's word for a tensor; ranks that disagree about its dtype or shape are refused here."""
+        seen: dict[str, tuple[int, str]] = {}
+        for rank, plan in enumerate(all_plans):
+            for item in plan.items:
+                if item.tensor_data is None:
+                    continue
+                what = f"{dtype_name(item.tensor_data.properties.dtype)} {tuple(item.tensor_data.size)}"
+                first_rank, first = seen.setdefault(item.index.fqn, (rank, what))
+                if what != first:
+                    raise Incompatible(f"{first} on rank {first_rank}, {what} on rank {rank}", where=item.index.fqn)
+        return super().create_global_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         plan = super().finish_plan(new_plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +109,14 @@ def _read(path: Path, tensors: dict[str, torch.Tensor], *, found: _Found, world:
 
 
 def _loaded_parts(tensors: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, list[Any]]:
-    """Local. [offsets, sizes, digest] of this rank's box of each tensor; a whole tensor with the right digest is left out."""
+    """Local. [offsets, sizes, digest] of this rank's box of each tensor; empty boxes and whole tensors that are right are left out."""
     digests = {tensor.key: tensor.digest for tensor in manifest.tensors}
     parts: dict[str, list[Any]] = {}
     for key, tensor in tensors.items():
         sizes, offsets = local_box(tensor)
         digest = as_hex(tensor_digest(tensor))
-        if sizes != tuple(tensor.shape) or digest != digests[key]:
+        is_right = sizes == tuple(tensor.shape) and digest == digests[key]
+        if math.prod(sizes) and not is_right:
             parts[key] = [offsets, sizes, digest]
     return parts
 
