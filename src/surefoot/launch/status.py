@@ -34,6 +34,8 @@ class Pulse:
     def beat(self, crew: Crew | None, *, generation: int, attempt: int, step: int, num_restarts: int) -> None:
         """Look at the clock and write what is due. Raises PeerLost when the run was taken over."""
         now_s = self._clock.monotonic_s()
+        if now_s < min(self._renew_due_s, self._status_due_s):
+            return
         try:
             if now_s >= self._renew_due_s:
                 self._renew_due_s = now_s + self._renew_interval_s
