@@ -48,6 +48,11 @@ def assert_same_batch(one: Batch, other: Batch) -> None:
     assert (one.num_live_tokens, one.atom) == (other.num_live_tokens, other.atom)
 
 
+def num_read_calls() -> int:
+    """Read system calls of this process so far."""
+    return int(Path("/proc/self/io").read_text().split("syscr: ")[1].split()[0])
+
+
 def test_it_is_a_data_port(open_loader: OpenLoader, prepared: Path) -> None:
     loader = open_loader(prepared)
     assert isinstance(loader, DataPort)
@@ -193,7 +198,9 @@ def test_seek_reads_at_most_64_samples_however_far(open_loader: OpenLoader, prep
     }
     far.seek({**distant, "order_probe": ""})
     proven = far.cursor()
+    before = num_read_calls()
     far.seek(proven)
+    assert num_read_calls() - before <= 64 + 2, "one read per probed sample, and the two of this count"
     assert far.cursor() == proven
     assert ids_of([next(far)]) == SampleOrder(far.num_samples, seed=7, source="text").sample_at(10**15 + np.arange(6))[1].tolist()
 
