@@ -41,8 +41,8 @@ from surefoot.core.units import show_bytes
 from surefoot.tensors.digest import state_digest
 from surefoot.tensors.world import World, agree_ok, broadcast_json
 
-_OVERHEAD_PER_TENSOR_BYTES = 4096  # zip headers and metadata: 1.7 KiB measured per stored part
-_OVERHEAD_BYTES = 1 << 20
+_OVERHEAD_PER_PART_BYTES = 2048  # zip headers and metadata: 1.7 KiB measured per stored part
+_OVERHEAD_PER_RANK_BYTES = 64 * 1024  # random state, file ends, manifest: generously
 
 
 def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, Any], world: World) -> Manifest:
@@ -53,7 +53,7 @@ def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, 
     with the next `-r<retry>`), or PeerLost. Every wait is bounded by the timeout of the group.
     """
     scratch = scratch_folder(root, draft)
-    needed = state.num_bytes() + _OVERHEAD_PER_TENSOR_BYTES * world.size * (len(state.tensors) + 1) + _OVERHEAD_BYTES
+    needed = state.num_bytes() + _OVERHEAD_PER_PART_BYTES * state.max_parts(world.size) + _OVERHEAD_PER_RANK_BYTES * world.size
     try:
         _agree(world, lambda: _begin(root, draft, scratch=scratch, needed_bytes=needed))
         writer = Writer(scratch, needed_bytes=needed)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.checkpoint.optimizer_state import fill_empty_state, run_empty_step
@@ -44,6 +45,10 @@ class LiveState:
     def num_bytes(self) -> int:
         """Bytes of the whole state over all ranks, every shard counted once."""
         return sum(tensor.numel() * tensor.dtype.itemsize for tensor in self.tensors.values())
+
+    def max_parts(self, num_ranks: int) -> int:
+        """At most so many parts are stored: a sharded tensor has one per rank, any other one in all."""
+        return sum(num_ranks if isinstance(tensor, DTensor) else 1 for tensor in self.tensors.values())
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer, *, for_load: bool = False) -> LiveState:

@@ -50,11 +50,10 @@ def verify_(
 
     Examples: surefoot checkpoint verify runs/quickstart | surefoot checkpoint verify copies/s500-a1 --json
     """
-    folder, problems = _find(_existing(path))
-    if not problems:
-        from surefoot.checkpoint.verify import verify
+    from surefoot.checkpoint.verify import verify
 
-        problems = verify(folder)
+    folder, problems = _find(_existing(path))
+    problems += verify(folder)
     if json_output:
         answer = {"schema_version": _SCHEMA_VERSION, "ok": not problems, "path": str(folder), "problems": [asdict(p) for p in problems]}
         typer.echo(strict_json.dumps(answer))
