@@ -58,10 +58,12 @@ def last_words(path: Path) -> str | None:
 
 
 def ending_words(run_dir: Path, generation: int, ending: Ending) -> str | None:
-    """The last words of whoever is blamed, on stderr."""
+    """The last words of whoever is blamed, on stderr. A killed rank had no time for any: what stands there is about something else."""
     if ending.what == "nursery":
         return last_words(nursery_log(run_dir))
-    return last_words(rank_paths(run_dir, generation, ending.culprit.rank)[1]) if ending.culprit is not None else None
+    if ending.culprit is None or ending.culprit.signal is not None:
+        return None
+    return last_words(rank_paths(run_dir, generation, ending.culprit.rank)[1])
 
 
 def stop_error(run_dir: Path, generation: int, ending: Ending, instruction: Instruction) -> SurefootError:

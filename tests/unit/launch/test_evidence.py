@@ -62,6 +62,12 @@ def test_a_rank_without_any_words(run_dir: Path) -> None:
     assert (error.what, error.where) == ("the policy says so", "rank 1, generation 1")
 
 
+def test_a_killed_rank_had_no_last_words(run_dir: Path) -> None:
+    rank_paths(run_dir, 1, 1)[1].write_text("a warning of some library\n")
+    killed = Ending("failed", "a rank was killed", what="rank", culprit=RankExit(1, 1, 100, None, 9, 0.0))
+    assert stop_error(run_dir, 1, killed, stop(1)).what == "the policy says so"
+
+
 def test_the_nurserys_words(run_dir: Path) -> None:
     nursery_log(run_dir).write_text("MemoryError\n")
     error = stop_error(run_dir, 1, Ending("failed", "the nursery died", what="nursery"), stop(1))
