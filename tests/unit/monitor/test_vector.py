@@ -68,9 +68,12 @@ def test_a_non_finite_rank_makes_the_whole_non_finite(value: float) -> None:
     assert signals.num_nonfinite == 2
 
 
-@pytest.mark.parametrize("field", ["generation", "attempt", "step"])
-def test_ranks_on_different_counters_are_named(field: str) -> None:
-    rows = torch.stack((words(HOST), words(replace(HOST, **{field: 99}))))
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [("generation", replace(HOST, generation=99)), ("attempt", replace(HOST, attempt=99)), ("step", replace(HOST, step=99))],
+)
+def test_ranks_on_different_counters_are_named(field: str, other: HostWords) -> None:
+    rows = torch.stack((words(HOST), words(other)))
     with pytest.raises(SurefootError, match=f"disagree on {field}.*99"):
         fold(rows)
 
