@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.version import __version__
+
 if TYPE_CHECKING:
     from surefoot.config import LoadedConfig, load_config
     from surefoot.core.errors import (
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from surefoot.core.sections import RunConfig
     from surefoot.guard import Guard
     from surefoot.train.loop import training_steps
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
