@@ -22,7 +22,9 @@ def resume(
 ) -> None:
     """Let a halted run go on. Ledgered with your name and the cause; `surefoot train RUN` then continues it.
 
-    surefoot resume runs/quickstart --cause "bad shard, replaced"
+    \b
+    Examples:
+      surefoot resume runs/quickstart --cause "bad shard, replaced"
     """
     if not (run / LEDGER_NAME).exists():
         raise ConfigError("no ledger in it, so it is not a run", where=str(run), hint="give the folder of a run")

@@ -34,10 +34,11 @@ WARM = (
     "torch.distributed.tensor",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
+    "surefoot.cli.worker",
 )
 
 Target = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="a TOML config, or the folder of a run to go on with")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example train.num_steps=60")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="for example train.num_steps=60")]
 AcceptChanges = Annotated[
     list[str] | None, typer.Option("--accept-changes", metavar="SECTION", help="go on although this section differs; ledgered")
 ]
@@ -52,11 +53,11 @@ def train(
 ) -> None:
     """Train. The same command starts a run, restarts it and resumes it.
 
-    surefoot train examples/quickstart.toml
-
-    surefoot train runs/quickstart
-
-    surefoot train run.toml train.num_steps=60 parallel.dp_replicate=1
+    \b
+    Examples:
+      surefoot train examples/quickstart.toml
+      surefoot train runs/quickstart
+      surefoot train run.toml train.num_steps=60 parallel.dp_replicate=1
     """
     loaded = load_config(_config_file(target), tuple(overrides or ()))
     os.environ["SUREFOOT_ON_DATA_CHANGE"] = on_data_change  # the ranks inherit it; it is a wish of this start, not of the run

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from surefoot.core.clock import Clock
 from surefoot.core.errors import SurefootError
@@ -16,8 +17,10 @@ from surefoot.core.sections import RunConfig
 from surefoot.core.units import show_count, show_duration
 from surefoot.guard.state import TrainState
 from surefoot.observe.ledger import Ledger, read_ledger
-from surefoot.observe.metrics import MetricsWriter
 from surefoot.tensors.world import World
+
+if TYPE_CHECKING:
+    from surefoot.observe.metrics import MetricsWriter
 
 logger = logging.getLogger(__name__)
 progress = logging.getLogger("surefoot.progress")
@@ -31,7 +34,7 @@ class Recorder:
         self._config = config
         self._generation = generation
         self._ledger = Ledger(run_dir / "ledger.jsonl", clock=clock, by="rank 0") if world.leads else None
-        self._metrics = MetricsWriter(run_dir, generation=generation) if world.leads else None
+        self._metrics = _open_metrics(run_dir, generation=generation) if world.leads else None
         self._recent_s: deque[float] = deque(maxlen=50)
 
     @property
@@ -98,3 +101,10 @@ class Recorder:
         if report.saved is not None:
             parts.append(f"saved {report.saved}")
         return "  ".join(part for part in parts if part)
+
+
+def _open_metrics(run_dir: Path, *, generation: int) -> MetricsWriter:
+    """pyarrow starts threads when it is imported, so it must not be in the parent that ranks are forked from: here is after the fork."""
+    from surefoot.observe.metrics import MetricsWriter
+
+    return MetricsWriter(run_dir, generation=generation)
