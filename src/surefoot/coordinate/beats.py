@@ -1,6 +1,7 @@
 """Beats: what each rank is doing, in memory shared with the agent. Ranks write without a system call, the agent reads without asking.
 
-One header and one 64-byte slot per rank in a memfd that the agent makes and its descendants inherit. It outlives a killed or stopped rank, so its last words are always there to be read. Whether a process is *alive* is the kernel's word; a beat says only whether it *moves*.
+One header and one 64-byte slot per rank in a memfd that the agent makes and its descendants inherit. It outlives a killed or stopped
+rank, so its last words are always there to be read. Whether a process is *alive* is the kernel's word; a beat says only whether it *moves*.
 """
 
 from __future__ import annotations

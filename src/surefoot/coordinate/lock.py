@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 
 from surefoot.core import strict_json
 from surefoot.core.clock import Clock
@@ -31,29 +32,39 @@ LOCK_NAME = "lock"
 _WATCH_STEP_S = 0.5
 _RACE_STEP_S = 0.01
 _SWAP_LIMIT_S = 10.0
+_RENEWALS_PER_LEASE = 6
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Whose lock was taken over and why: the fields of `lock.taken_over`. `record` is None when the old lock was unreadable."""
+    """Whose lock was taken over and why, for `lock.taken_over`. `record` is None when the old lock was unreadable."""
 
     record: LockRecord | None
     reason: str
 
-    def as_fields(self) -> dict[str, object]:
-        return {"reason": self.reason, "previous": self.record.as_json() if self.record else None}
+    @property
+    def former(self) -> dict[str, object]:
+        """What the old lock said; empty when it was unreadable."""
+        return self.record.as_json() if self.record else {}
 
 
 class RunLock:
-    """A lock that is held. Renew it at least three times per lease; release it at the end."""
+    """A lock that is held, until `release` or the end of a `with` block. Call `renew` often: it writes only a few times per lease."""
 
     def __init__(self, path: Path, record: LockRecord, *, clock: Clock, taken_over: TakenOver | None) -> None:
         self.path = path
         self.record = record
         self.taken_over = taken_over
         self._clock = clock
+        self._renewed_s = clock.monotonic_s()
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
 
     @classmethod
     def acquire(
@@ -80,8 +91,14 @@ class RunLock:
                 clock.sleep(_WATCH_STEP_S)
 
     def renew(self, *, generation: int | None = None) -> None:
-        """Extend the lease. Raises PeerLost when the lock is no longer ours: the run belongs to somebody else and this job must end."""
+        """Extend the lease when a sixth of it is gone, or the generation is another one.
+
+        Raises PeerLost when the lock is no longer ours: the run belongs to somebody else and this job must end.
+        """
         generation = self.record.generation if generation is None else generation
+        now_s = self._clock.monotonic_s()
+        if generation == self.record.generation and now_s - self._renewed_s < self.record.lease_s / _RENEWALS_PER_LEASE:
+            return
         renewed = replace(self.record, generation=generation, renewed_at=self._clock.utc())
         if not _swap(self.path, expected=_content(self.record), record=renewed, clock=self._clock):
             owner = parse_lock(_read(self.path) or b"")
@@ -92,7 +109,7 @@ class RunLock:
                 got=owner.job if owner else None,
                 wanted=self.record.job,
             )
-        self.record = renewed
+        self.record, self._renewed_s = renewed, now_s
 
     def release(self) -> None:
         """Give the run free. A lock that is no longer ours is left alone."""
@@ -119,15 +136,10 @@ class _Watch:
             alive = is_alive(record.holder, seen_from=self._seen_from)
             if alive is False:
                 return TakenOver(record, self._how_it_died(record.holder))
-            if alive or self._has_changed(content):
+            # Whoever wrote it while we watched lives.
+            if alive or (self._content is not None and content != self._content):
                 raise _live_error(record, path=path)
         return self._lapsed(content, record, path=path)
-
-    def _has_changed(self, content: bytes) -> bool:
-        """A watched lock that its own holder wrote again."""
-        before = parse_lock(self._content or b"")
-        now = parse_lock(content)
-        return before is not None and now is not None and before.job == now.job and before.renewed_at != now.renewed_at
 
     def _lapsed(self, content: bytes, record: LockRecord | None, *, path: Path) -> TakenOver | None:
         now_s = self._clock.monotonic_s()

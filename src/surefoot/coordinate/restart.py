@@ -24,7 +24,7 @@ _FINAL: Mapping[int, Grade] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RestartState:
+class RestartHistory:
     """What one agent remembers. `newest_step` is the highest step finished so far: re-doing old steps is no progress."""
 
     newest_step: int = 0
@@ -33,35 +33,34 @@ class RestartState:
     leave_requested: bool = False
 
 
-def decide(state: RestartState, fault: Fault, limits: LaunchSection) -> tuple[Instruction, RestartState]:
-    """What to do about `fault`, and the state to go on with. Of several faults of one generation pass the first."""
-    state = _with_progress(state, step=fault.step)
+def decide(history: RestartHistory, fault: Fault, limits: LaunchSection) -> tuple[Instruction, RestartHistory]:
+    """What to do about `fault`, and the history to go on with. Of several faults of one generation pass the first."""
+    history = _with_progress(history, step=fault.step)
     what = describe(fault)
     code = fault.exit_code
     if code is not None and code in _FINAL:
-        return _stop(code, f"{what}: {error_for_exit_code(code).__name__} would come again", _FINAL[code]), state
-    if state.leave_requested:
-        return _stop(EXIT_RETRY, f"{what} while leaving as asked", Grade.PLANNED), state
-    if state.num_restarts_without_progress >= limits.no_progress_limit:
-        reason = f"{what}: no step after {state.newest_step} was finished in {state.num_restarts_without_progress} restarts in a row"
-        return _stop(Deterministic.exit_code, reason, Grade.DETERMINISTIC), state
-    if state.num_restarts >= limits.max_restarts:
-        return _stop(
-            EXIT_RETRY if code == EXIT_RETRY else EXIT_FAILED, f"{what}: all {limits.max_restarts} restarts are used up", Grade.PROCESS
-        ), state
-    return _restart(state, what, limits)
+        return _stop(code, f"{what} ({error_for_exit_code(code).__name__}): a restart would end the same way", _FINAL[code]), history
+    if history.leave_requested:
+        return _stop(EXIT_RETRY, f"{what} while leaving as asked", Grade.PLANNED), history
+    if history.num_restarts_without_progress >= limits.no_progress_limit:
+        reason = f"{what}: no step after {history.newest_step} was finished in {history.num_restarts_without_progress} restarts in a row"
+        return _stop(Deterministic.exit_code, reason, Grade.DETERMINISTIC), history
+    if history.num_restarts >= limits.max_restarts:
+        last_code = EXIT_RETRY if code == EXIT_RETRY else EXIT_FAILED
+        return _stop(last_code, f"{what}: all {limits.max_restarts} restarts are used up", Grade.PROCESS), history
+    return _restart(history, what, limits)
 
 
-def _with_progress(state: RestartState, *, step: int) -> RestartState:
-    if step <= state.newest_step:
-        return state
-    return replace(state, newest_step=step, num_restarts_without_progress=0)
+def _with_progress(history: RestartHistory, *, step: int) -> RestartHistory:
+    if step <= history.newest_step:
+        return history
+    return replace(history, newest_step=step, num_restarts_without_progress=0)
 
 
-def _restart(state: RestartState, what: str, limits: LaunchSection) -> tuple[Instruction, RestartState]:
-    in_a_row = state.num_restarts_without_progress
+def _restart(history: RestartHistory, what: str, limits: LaunchSection) -> tuple[Instruction, RestartHistory]:
+    in_a_row = history.num_restarts_without_progress
     wait_s = min(MAX_WAIT_S, limits.restart_wait_s * 2 ** (in_a_row - 1)) if in_a_row else 0.0
-    after = replace(state, num_restarts=state.num_restarts + 1, num_restarts_without_progress=in_a_row + 1)
+    after = replace(history, num_restarts=history.num_restarts + 1, num_restarts_without_progress=in_a_row + 1)
     reason = f"{what}: restart {after.num_restarts} of {limits.max_restarts}"
     return Instruction("restart", reason, Grade.PROCESS, wait_s=wait_s), after
 

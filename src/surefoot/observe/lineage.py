@@ -4,7 +4,8 @@ Pure functions over ledger entries; nothing here looks at a folder. The *line* i
 "Newest" is the last commit on the line, in the order of the ledger and never by step: after a roll-back the highest step belongs to the
 branch that was given up, and a crash at that moment must not bring it back.
 
-Convention that all writers keep: `run.resumed` and `run.rolled_back` are written under the attempt that they begin, saves under the attempt
+Conventions that all writers keep: `attempt.started`, `run.resumed` and `run.rolled_back` name the `checkpoint` that the weights now are
+(null for fresh ones). `run.resumed` and `run.rolled_back` are written under the attempt that they begin, saves under the attempt
 that made them. So a save that was still on its way when its branch was given up is known by its older attempt.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, LedgerEntry, Manifest, Rung
 
-_BRANCHES = (Event.RUN_RESUMED, Event.RUN_ROLLED_BACK)
+_BRANCHES = (Event.ATTEMPT_STARTED, Event.RUN_RESUMED, Event.RUN_ROLLED_BACK)
 _COMMITS = (Event.CHECKPOINT_COMMITTED, Event.CHECKPOINT_ADOPTED)
 
 
@@ -126,7 +127,7 @@ class _Fold:
     def take(self, entry: LedgerEntry) -> None:
         if entry.event in _COMMITS:
             self._commit(_ref_of(entry))
-        elif entry.event in _BRANCHES:
+        elif entry.event in _BRANCHES and "checkpoint" in entry.fields:
             self._branch_off(entry)
         else:
             self._mark(entry.event, _text(entry, "id"))

@@ -162,8 +162,8 @@ def _phase(seen: _Evidence) -> str:
 
 
 def _verdict(entries: Sequence[LedgerEntry], row: Row | None) -> str:
-    """healthy, suspect (the last update was held back) or bad (halted by policy and not resumed)."""
-    last = next((entry for entry in reversed(entries) if entry.event in (Event.RUN_HALTED, Event.RUN_RESUMED)), None)
+    """healthy, suspect (the last update was held back) or bad (halted by policy and not released)."""
+    last = next((entry for entry in reversed(entries) if entry.event in (Event.RUN_HALTED, Event.RUN_RELEASED, Event.RUN_RESUMED)), None)
     if last is not None and last.event == Event.RUN_HALTED:
         return "bad"
     held_back = row is not None and not str(row["action"]).lower().startswith("proceed")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from surefoot.cli.main import run
+from surefoot.core.clock import ManualClock
+from surefoot.core.events import Event
+from surefoot.observe.ledger import Ledger
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    ledger = Ledger(tmp_path / "ledger.jsonl", clock=ManualClock(), by="rank 0")
+    fields = {"id": "s20-a1", "step": 20, "attempt": 1, "parent": None, "state_digest": "abcd", "num_bytes": 1}
+    ledger.append(Event.CHECKPOINT_COMMITTED, generation=1, attempt=1, step=20, fields=fields)
+    (tmp_path / "config.toml").write_text("[train]\nnum_steps = 100\n")
+    return tmp_path
+
+
+def test_json_is_one_object(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", str(run_dir), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema_version"], answer["step"], answer["state_digest"]) == (1, 20, "abcd")
+
+
+def test_text_says_where_the_run_stands(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", str(run_dir)]) == 0
+    printed = capsys.readouterr().out
+    for words in (f"{run_dir.name}  stopped", "20 of 100", "s20-a1 (committed)", "state abcd", "healthy"):
+        assert words in printed
+
+
+def test_a_missing_folder_is_bad_usage_in_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", str(tmp_path / "gone"), "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out or captured.err)["error"]["code"] == "config"
+
+
+@pytest.mark.parametrize("verb", ["status", "ledger"])
+def test_help_loads_neither_torch_nor_pyarrow(verb: str) -> None:
+    script = f"""
+import sys
+from surefoot.cli.main import run
+assert run(["{verb}", "--help"]) == 0
+assert not {{"torch", "pyarrow", "numpy"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_status_loads_no_torch(run_dir: Path) -> None:
+    script = f"""
+import sys
+from surefoot.cli.main import run
+assert run(["status", "{run_dir}"]) == 0
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
