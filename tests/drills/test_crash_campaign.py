@@ -52,6 +52,8 @@ warmup_steps = 5
 dp_replicate = 2
 [checkpoint]
 interval_steps = 10
+[observe]
+status_interval_s = 0.1
 [launch]
 max_restarts = 100
 restart_wait_s = 0.1
@@ -173,7 +175,7 @@ def crash(run: Run, kinds: Sequence[Callable[[Run, random.Random], None]], draw:
     for kind in kinds:
         num_commits = len(run.commits())
         run.wait_for(lambda n=num_commits: len(run.commits()) > n and is_training(run), what=f"commit before {kind.__name__}")  # type: ignore[misc]
-        time.sleep(draw.uniform(0.0, 0.4))
+        time.sleep(draw.uniform(0.0, 0.3))
         if run.is_over():
             break
         print(f"{kind.__name__} after {run.commits()[-1].fields['id']}")
@@ -236,13 +238,13 @@ def executed_steps(run: Run) -> list[list[str]]:
 
 @pytest.mark.timeout(400)
 def test_kills_of_every_kind_end_with_the_same_bits(tmp_path: Path) -> None:
-    run_campaign(tmp_path, kinds=KILLS, num_steps=120)
+    run_campaign(tmp_path, kinds=KILLS, num_steps=300)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
 def test_five_kills_of_every_kind_in_one_run_end_with_the_same_bits(tmp_path: Path) -> None:
-    run_campaign(tmp_path, kinds=KILLS * 5, num_steps=500)
+    run_campaign(tmp_path, kinds=KILLS * 5, num_steps=1500)
 
 
 @pytest.mark.timeout(200)

@@ -10,7 +10,7 @@ from typing import Any
 from surefoot.checkpoint.inspect import published
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.restore import Loaded, load
-from surefoot.checkpoint.retention import sweep
+from surefoot.checkpoint.retention import remove, sweep
 from surefoot.checkpoint.state import collect
 from surefoot.core.errors import CheckpointError, ConfigError, SurefootError
 from surefoot.core.events import Event
@@ -72,6 +72,8 @@ def _survey(config: RunConfig, *, generation: int, recorder: Recorder, root: Pat
         recorder.ledger(Event.CHECKPOINT_ADOPTED, reason=reason, fields=commit_fields(manifest))
     entries = recorder.entries()
     lineage = fold_lineage(entries)
+    for checkpoint in lineage.retired.intersection(published(root)):
+        remove(root, checkpoint, generation=generation)  # its process died between deciding and deleting
     found = candidates(lineage)
     if found:
         _refuse_other_config(root / found[0].id, config, entries)

@@ -57,7 +57,7 @@ def _join_default_group(launch: LaunchSection, device: torch.device) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     listen_fd = os.environ.get("SUREFOOT_LISTEN_FD")
     by_agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports its C part without saying so
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         size,
@@ -69,7 +69,7 @@ def _join_default_group(launch: LaunchSection, device: torch.device) -> None:
     generation = os.environ.get("SUREFOOT_GENERATION", "") or f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore(f"surefoot/{generation}", store),
+        store=dist.PrefixStore(f"surefoot/{generation}", store),  # type: ignore[attr-defined]  # as above
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=launch.collective_limit_s),
