@@ -185,12 +185,12 @@ def _prepare_missing_data(config: RunConfig) -> None:
 
 
 def _say_start(config: RunConfig, run_dir: Path) -> None:
-    shown = _shown(run_dir)
-    typer.echo(f"run folder    {shown}")
-    typer.echo(f"this agent    pid {os.getpid()} on {os.uname().nodename}")
-    typer.echo(f"status        surefoot status {shown}")
-    typer.echo(f"stop it       kill {os.getpid()}      (saves, leaves with {EXIT_RETRY}; the same command goes on)")
-    typer.echo(f"crash it      kill -9 {os.getpid()}   (saves nothing; the same command goes on from the newest checkpoint)")
+    shown, pid = _shown(run_dir), os.getpid()
+    typer.echo(f"run folder    {shown}, {config.parallel.num_ranks} ranks under agent pid {pid}")
+    typer.echo("in a second terminal:")
+    typer.echo(f"  surefoot status {shown}    where it stands")
+    typer.echo(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")
+    typer.echo(f"  kill {pid}                  or Ctrl-C here: saves and leaves with {EXIT_RETRY}; the same command goes on")
     typer.echo("")
 
 

@@ -93,6 +93,9 @@ def put_down(post: Post, crew: Crew, ending: Ending) -> None:
 def _take(post: Post, crew: Crew, event: Event) -> None:
     if isinstance(event, Forked):
         crew.adopt(event.started, event.pidfds)
+        ranks = ", ".join(str(pid) for pid in event.started.pids)
+        nursery = post.nursery.link.pid if post.nursery.link is not None else "gone"
+        post.echo.say(f"generation {crew.generation}: ranks are pid {ranks}; their nursery is {nursery}")
     elif isinstance(event, RankExit):
         crew.exits.append(event)
     elif isinstance(event, NurseryGone):

@@ -66,7 +66,7 @@ class Echo:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        self._requests: queue.SimpleQueue[Path | threading.Event | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Path | str | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="echo", daemon=True)
         self._thread.start()
 
@@ -74,6 +74,10 @@ class Echo:
         """Go on with another file from its start, once the current one is echoed to its end."""
         path.touch()
         self._requests.put(path)
+
+    def say(self, line: str) -> None:
+        """A line of the agent's own, after what is echoed so far; never waits for the console."""
+        self._requests.put(line)
 
     def catch_up(self, *, limit_s: float = 1.0) -> None:
         """Wait until everything written so far is echoed; gives up after `limit_s` when the console does not take it."""
@@ -97,6 +101,9 @@ class Echo:
                 except queue.Empty:
                     request = threading.Event()
                 rest = self._echo_lines(rest + file.read())
+                if isinstance(request, str):
+                    self._write(request)
+                    continue
                 if isinstance(request, threading.Event):
                     request.set()
                     continue
