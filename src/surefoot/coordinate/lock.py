@@ -93,14 +93,23 @@ class RunLock:
     def renew(self, *, generation: int | None = None) -> None:
         """Extend the lease when a sixth of it is gone, or the generation is another one.
 
-        Raises PeerLost when the lock is no longer ours: the run belongs to somebody else and this job must end.
+        Raises PeerLost when the lock is no longer ours: the run belongs to somebody else and this job must end. A lock that cannot be
+        written (disk full) is ours until another host takes it for dead: that is warned about and tried again when the next sixth is gone.
         """
         generation = self.record.generation if generation is None else generation
         now_s = self._clock.monotonic_s()
         if generation == self.record.generation and now_s - self._renewed_s < self.record.lease_s / _RENEWALS_PER_LEASE:
             return
         renewed = replace(self.record, generation=generation, renewed_at=self._clock.utc())
-        if not _swap(self.path, expected=_content(self.record), record=renewed, clock=self._clock):
+        try:
+            swapped = _swap(self.path, expected=_content(self.record), record=renewed, clock=self._clock)
+        except SurefootError as error:
+            swapped = _read(self.path) == _content(renewed)  # Its last sync may have failed after the rename.
+            if not swapped:
+                _log.warning("%s; other hosts take this run for dead after %g s", error, 2 * self.record.lease_s)
+                self._renewed_s = now_s
+                return
+        if not swapped:
             owner = parse_lock(_read(self.path) or b"")
             raise PeerLost(
                 "the lock of this run is no longer ours" + (f": {_name(owner)} took it over" if owner else ""),
@@ -112,9 +121,12 @@ class RunLock:
         self.record, self._renewed_s = renewed, now_s
 
     def release(self) -> None:
-        """Give the run free. A lock that is no longer ours is left alone."""
-        if not _swap(self.path, expected=_content(self.record), record=None, clock=self._clock):
-            _log.warning("%s was not ours any more when we released it", self.path)
+        """Give the run free. A lock that is no longer ours is left alone; one that cannot be removed is taken over once we are gone."""
+        try:
+            if not _swap(self.path, expected=_content(self.record), record=None, clock=self._clock):
+                _log.warning("%s was not ours any more when we released it", self.path)
+        except SurefootError as error:
+            _log.warning("%s; the next job will take it over", error)
 
 
 class _Watch:
@@ -236,6 +248,9 @@ def _create(claim: Path, *, clock: Clock) -> bool:
         try:
             holder = this_process()
             os.write(fd, json.dumps([holder.host, holder.boot_id, holder.pid, holder.pid_start_time, holder.pid_namespace]).encode())
+        except OSError:
+            claim.unlink()
+            raise
         finally:
             os.close(fd)
     return True

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -204,6 +205,22 @@ def test_a_claim_that_nobody_here_can_judge_holds_things_up_for_a_bounded_time(t
     clock = ManualClock()
     acquire(tmp_path, clock=clock)
     assert 10.0 <= clock.now_s <= 11.0
+
+
+def test_a_lock_that_cannot_be_written_stays_ours(tmp_path: Path) -> None:
+    lock = acquire(tmp_path)
+    before = lock.record
+    pid = os.fork()
+    if pid == 0:
+        # Not even the claim can be written: as on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+        lock.renew(generation=5)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert names(tmp_path) == ["lock"]
+    assert parse_lock((tmp_path / "lock").read_bytes()) == before
+    lock.renew(generation=5)
+    assert lock.record.generation == 5
 
 
 def test_a_missing_folder_is_an_error_with_a_hint(tmp_path: Path) -> None:
