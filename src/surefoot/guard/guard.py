@@ -206,7 +206,7 @@ class Guard:
 
     def close(self) -> None:
         """Release what the guard holds. After a Leave that is not a finished run it raises SystemExit with the code of that Leave."""
-        self._release()
+        self._release(in_order=True)
         if self._leave is not None and self._leave.exit_code:
             self._recorder.say(f"left after step {self._state.step}: {self._leave.reason}")
             raise SystemExit(self._leave.exit_code)
@@ -218,11 +218,11 @@ class Guard:
         if kind is None:
             self.close()
         else:
-            self._release()
+            self._release(in_order=False)
 
-    def _release(self) -> None:
+    def _release(self, *, in_order: bool) -> None:
         self._requests.close()
-        self._recorder.close()
+        self._recorder.close(in_order=in_order)
         self._beat.beat(phase=Phase.STOPPED, step=self._state.step)
         if self._place.lock is not None:
             self._place.lock.release()

@@ -33,6 +33,7 @@ class Recorder:
         self._state = state
         self._config = config
         self._generation = generation
+        self._run_dir = run_dir
         self._ledger = Ledger(run_dir / "ledger.jsonl", clock=clock, by="rank 0") if world.leads else None
         self._metrics = _open_metrics(run_dir, generation=generation) if world.leads else None
         self._recent_s: deque[float] = deque(maxlen=50)
@@ -80,9 +81,12 @@ class Recorder:
         if self._ledger:
             progress.info("%s", text)
 
-    def close(self) -> None:
+    def close(self, *, in_order: bool) -> None:
+        """End the segment of metrics; when the loop ended `in_order`, and nobody waits for a restart, put all of them into Parquet."""
         if self._metrics:
             self._metrics.close()
+            if in_order:
+                _compact_metrics(self._run_dir)
 
     def _line(self, report: StepReport) -> str:
         num_steps = self._config.train.num_steps
@@ -108,3 +112,12 @@ def _open_metrics(run_dir: Path, *, generation: int) -> MetricsWriter:
     from surefoot.observe.metrics import MetricsWriter
 
     return MetricsWriter(run_dir, generation=generation)
+
+
+def _compact_metrics(run_dir: Path) -> None:
+    from surefoot.observe.metrics import compact
+
+    try:
+        compact(run_dir)
+    except (OSError, SurefootError) as error:
+        logger.warning("metrics stay in their segments: %s", error)
