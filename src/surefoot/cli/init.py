@@ -41,7 +41,7 @@ micro_batch_size = 4               # samples that one rank computes at once
 lr = 2e-3                          # peak; larger models want smaller ones
 
 [schedule]
-warmup_steps = 20                  # then constant, and the last tenth of the steps decays
+warmup_steps = 20                  # then constant, and the last fifth of the steps decays
 
 [parallel]
 dp_replicate = 1                   # local processes, each with a whole copy of the model

@@ -122,6 +122,7 @@ def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> in
 def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> None:
     """One rank of a stock launcher: rank 0 opens the folder, the guard takes the lock, and what we cannot give is said."""
     from surefoot.cli.worker import set_up_logging, train_here
+    from surefoot.tensors.heap import keep_freed_pages
 
     missing = missing_variables(os.environ)
     if missing:
@@ -139,6 +140,7 @@ def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, accepted: tuple[st
         for line in what_is_missing(launcher):
             typer.echo(line)
     set_up_logging()
+    keep_freed_pages()
     train_here(loaded.config)
 
 

@@ -15,6 +15,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_count
 from surefoot.launch.logs import rank_paths
+from surefoot.tensors.heap import keep_freed_pages
 from surefoot.tensors.world import is_peer_failure, peer_lost
 from surefoot.train.loop import open_run
 from surefoot.train.sample import text_sample
@@ -26,6 +27,7 @@ NUM_SAMPLE_TOKENS = 60
 def main() -> None:
     """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
     set_up_logging()
+    keep_freed_pages()
     run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
     try:
         train_here(load_config(run_dir / "config.toml").config)

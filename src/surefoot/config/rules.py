@@ -36,8 +36,8 @@ def questionable(config: RunConfig) -> list[str]:
 
 
 def decay_steps(config: RunConfig) -> int:
-    """The length of the WSD decay: as given, or a tenth of num_steps."""
-    return config.schedule.decay_steps if config.schedule.decay_steps >= 0 else config.train.num_steps // 10
+    """The length of the WSD decay: as given, or a fifth of num_steps."""
+    return config.schedule.decay_steps if config.schedule.decay_steps >= 0 else config.train.num_steps // 5
 
 
 def _names(config: RunConfig) -> Iterator[Broken]:
@@ -83,12 +83,17 @@ def _batches(config: RunConfig) -> Iterator[Broken]:
         if first < 0 or batch < 1 or batch > train.global_batch_size:
             what = f"[{first}, {batch}] is outside 0 <= sample, 1 <= batch <= global_batch_size = {train.global_batch_size}"
             yield "train.batch_ramp", what, "the ramp leads up to global_batch_size"
+    if train.batch_ramp and train.batch_ramp[0][0] != 0:
+        yield "train.batch_ramp", f"the first entry begins at sample {train.batch_ramp[0][0]}", "begin with [0, batch]"
+    if train.batch_ramp and train.batch_ramp[-1][1] != train.global_batch_size:
+        what = f"the last entry has batch {train.batch_ramp[-1][1]}, global_batch_size is {train.global_batch_size}"
+        yield "train.batch_ramp", what, "end with [first_sample, global_batch_size]: else nothing says when that size begins"
 
 
 def _schedules(config: RunConfig) -> Iterator[Broken]:
     if config.schedule.decay_steps > config.train.num_steps:
         what = f"decay_steps = {config.schedule.decay_steps} is above train.num_steps = {config.train.num_steps}"
-        yield "schedule.decay_steps", what, "-1 decays over the last tenth"
+        yield "schedule.decay_steps", what, "-1 decays over the last fifth"
     for key in ("beta1", "beta2"):
         if getattr(config.optimizer, key) >= 1.0:
             yield f"optimizer.{key}", f"{key} = 1 never forgets", "keep it below 1"

@@ -97,7 +97,12 @@ class OptimizerSection:
 class ScheduleSection:
     kind: Literal["wsd", "cosine", "constant"] = setting("wsd", "its stable phase can be branched; a cosine cut short cannot")
     warmup_steps: int = setting(100, "linear from 0 to the peak", unit="steps", low=0)
-    decay_steps: int = setting(-1, "length of the WSD decay; -1 means a tenth of num_steps", unit="steps", low=-1)
+    decay_steps: int = setting(
+        -1,
+        "length of the WSD decay; -1 means a fifth of num_steps (arXiv 2405.18392: a tenth is enough for long runs)",
+        unit="steps",
+        low=-1,
+    )
     decay_shape: Literal["linear", "1-sqrt"] = setting("1-sqrt", "arXiv 2405.18392")
     final_ratio: float = setting(0.0, "last learning rate as a share of the peak", low=0.0, high=1.0)
 

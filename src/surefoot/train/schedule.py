@@ -19,8 +19,8 @@ def learning_rate(step: int, schedule: ScheduleSection, *, num_steps: int, peak:
 
 
 def decay_length(schedule: ScheduleSection, *, num_steps: int) -> int:
-    """Steps of the WSD decay: as configured, or a tenth of the run."""
-    return schedule.decay_steps if schedule.decay_steps >= 0 else max(1, num_steps // 10)
+    """Steps of the WSD decay: as configured, or a fifth of the run."""
+    return schedule.decay_steps if schedule.decay_steps >= 0 else max(1, num_steps // 5)
 
 
 def _shape(step: int, schedule: ScheduleSection, *, num_steps: int) -> float:

@@ -92,7 +92,7 @@ def test_a_run_folder_stands_for_its_config(write_toml: Write) -> None:
 
 def test_overrides_are_toml_values_or_bare_words(write_toml: Write) -> None:
     overrides = [
-        "train.batch_ramp=[[0, 4], [100, 8]]",
+        "train.batch_ramp=[[0, 4], [100, 16]]",
         "train.precision=bf16",
         'optimizer.kernel="foreach"',
         "numerics.deterministic=false",
@@ -104,7 +104,7 @@ def test_overrides_are_toml_values_or_bare_words(write_toml: Write) -> None:
     ]
     path = write_toml("")
     config = load_config(path, overrides).config
-    assert config.train.batch_ramp == ((0, 4), (100, 8))
+    assert config.train.batch_ramp == ((0, 4), (100, 16))
     assert (config.train.precision, config.train.num_steps) == ("bf16", 200)
     assert (config.optimizer.kernel, config.optimizer.lr) == ("foreach", 1e-3)
     assert config.numerics.deterministic is False

@@ -11,7 +11,7 @@ from surefoot.core.sections import ModelSection
 @pytest.mark.parametrize(
     ("preset", "vocab_size", "millions"),
     [
-        ("quickstart", 8192, 3.3),
+        ("quickstart", 8192, 1.9),
         ("124m", 50304, 124),
         ("350m", 50304, 355),
         ("774m", 50304, 778),

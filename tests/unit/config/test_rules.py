@@ -21,6 +21,8 @@ BROKEN = [
     ("[train]\nbatch_ramp = [[0, 8], [0, 16]]", 2, "does not rise"),
     ("[train]\nbatch_ramp = [[0, 8], [10, 4]]", 2, "does not rise"),
     ("[train]\nbatch_ramp = [[0, 64]]", 2, "global_batch_size = 16"),
+    ("[train]\nbatch_ramp = [[0, 8]]", 2, "the last entry has batch 8"),
+    ("[train]\nbatch_ramp = [[4, 8], [9, 16]]", 2, "begins at sample 4"),
     ("[train]\nnum_steps = 50\n[schedule]\ndecay_steps = 51", 4, "decay_steps = 51 is above train.num_steps = 50"),
     ("[optimizer]\nbeta2 = 1.0", 2, "never forgets"),
     ("[checkpoint]\ninterval_steps = 0", 2, "nothing would be saved"),
