@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from surefoot.config import LoadedConfig, load_config
-from surefoot.config.resolved import render
+from surefoot.core.config_text import config_text
 from surefoot.core.strict_json import dumps, plain
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -40,7 +40,7 @@ def show(
     if as_json:
         typer.echo(dumps(_as_json(loaded, shown_as=str(file))))
         return
-    typer.echo(render(loaded, folder=loaded.path.parent))
+    typer.echo(config_text(loaded.config, folder=loaded.path.parent, origins=loaded.origins))
     typer.echo("# identity of the run, sha256 per section")
     for name, value in loaded.hashes.items():
         typer.echo(f"# {name:<10} {value}")

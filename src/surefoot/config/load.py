@@ -12,11 +12,11 @@ from typing import Any
 from surefoot.config.check import Refused, checked
 from surefoot.config.document import Document, Given, given_by_file, given_by_overrides, read_document, show
 from surefoot.config.names import explain_unknown_key, nearest
-from surefoot.config.paths import absolute_path
 from surefoot.config.presets import PRESETS
 from surefoot.config.problems import Problem, as_error
 from surefoot.config.rules import broken_rules, questionable
 from surefoot.config.schema import Setting, sections, settings_of
+from surefoot.core.config_paths import absolute_path
 from surefoot.core.identity import section_hashes
 from surefoot.core.sections import RunConfig
 

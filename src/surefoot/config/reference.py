@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
-
-import tomlkit
 
 from surefoot.config.presets import PRESETS, count_parameters
 from surefoot.config.schema import Setting, describe_wanted, sections, settings_of
+from surefoot.core.config_text import toml_value
 from surefoot.core.sections import HASHED_SECTIONS
 from surefoot.core.units import show_count
 
@@ -40,7 +38,7 @@ def reference() -> str:
                 lines += _section(f"[[{name}.{setting.key}]]", setting.item_section, note="")
     lines += ["## Model presets", "", "| preset | sizes | parameters |", "| --- | --- | --- |"]
     for name, sizes in PRESETS.items():
-        shown = ", ".join(f"{key} {_toml(value)}" for key, value in sizes.items())
+        shown = ", ".join(f"{key} {toml_value(value)}" for key, value in sizes.items())
         vocab_size = _VOCAB_SIZES.get(name, 50304)
         count = show_count(count_parameters(sizes, vocab_size=vocab_size))
         lines.append(f"| `{name}` | {shown} | {count} with a vocabulary of {vocab_size:,} |")
@@ -68,11 +66,7 @@ def _section(title: str, section: type, *, note: str) -> Iterator[str]:
 
 
 def _default(setting: Setting) -> str:
-    return "" if setting.item_section else f"`{_toml(setting.default)}`"
-
-
-def _toml(value: Any) -> str:
-    return str(tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string())
+    return "" if setting.item_section else f"`{toml_value(setting.default)}`"
 
 
 def _cell(text: str) -> str:
