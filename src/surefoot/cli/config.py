@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from surefoot.cli.console import say
 from surefoot.config import LoadedConfig, load_config
 from surefoot.core.config_text import config_text
 from surefoot.core.strict_json import dumps, plain
@@ -45,7 +45,7 @@ def show(
     for name, value in loaded.hashes.items():
         typer.echo(f"# {name:<10} {value}")
     for warning in loaded.warnings:
-        sys.stderr.write(f"warning: {warning}\n")
+        say(f"warning: {warning}", err=True)
 
 
 def _as_json(loaded: LoadedConfig, *, shown_as: str) -> dict[str, object]:

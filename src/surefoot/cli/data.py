@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from surefoot.cli.console import say
 from surefoot.core.sections import SourceSection
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_bytes, show_count
@@ -60,25 +61,25 @@ def prepare(
         on_bad_record=on_bad_record,
         text_field=text_field,
         force=force,
-        progress=lambda progress: typer.echo(str(progress), err=True),
+        progress=lambda progress: say(str(progress), err=True),
     )
     if as_json:
-        typer.echo(dumps(_as_json(manifest, shown_as=str(out))))
+        say(dumps(_as_json(manifest, shown_as=str(out))))
         return
     for source_name, entry in manifest.sources.items():
         _say_source(source_name, entry, shown_as=str(out))
-    typer.echo(f"tokenizer     {manifest.tokenizer.recipe}, {manifest.tokenizer.vocab_size} ids")
-    typer.echo(f"manifest      {manifest.sha256}")
-    typer.echo(f"use it        [data] path = {dumps(str(out))}")
+    say(f"tokenizer     {manifest.tokenizer.recipe}, {manifest.tokenizer.vocab_size} ids")
+    say(f"manifest      {manifest.sha256}")
+    say(f"use it        [data] path = {dumps(str(out))}")
 
 
 def _say_source(name: str, entry: SourceEntry, *, shown_as: str) -> None:
     for split_name, split in entry.splits.items():
         size = f"{split.docs} documents, {show_count(split.tokens)} tokens, {show_bytes(split.text_bytes)} of text"
-        typer.echo(f"{f'{name}/{split_name}':<13} {size}")
-    typer.echo(f"left out      {entry.duplicates} copies, {entry.empty} empty, {entry.bad_records} bad records")
+        say(f"{f'{name}/{split_name}':<13} {size}")
+    say(f"left out      {entry.duplicates} copies, {entry.empty} empty, {entry.bad_records} bad records")
     if entry.bad_records:
-        typer.echo(f"              listed in {Path(shown_as, name, 'rejects.jsonl')}")
+        say(f"              listed in {Path(shown_as, name, 'rejects.jsonl')}")
 
 
 def _as_json(manifest: Manifest, *, shown_as: str) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import psutil
 import typer
 
+from surefoot.cli.console import say
 from surefoot.core.errors import EXIT_FAILED
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_bytes
@@ -65,13 +66,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     checks = [*_interpreter(os.environ), *_torch(), *_machine(Path.cwd()), *_extras()]
     failed = [check for check in checks if check.status == "fail"]
     if as_json:
-        typer.echo(dumps({"schema_version": 1, "ok": not failed, "checks": [asdict(check) for check in checks]}))
+        say(dumps({"schema_version": 1, "ok": not failed, "checks": [asdict(check) for check in checks]}))
     else:
         for check in checks:
-            typer.echo(f"{check.status:<5} {check.name:<14} {check.found}")
+            say(f"{check.status:<5} {check.name:<14} {check.found}")
             if check.hint:
-                typer.echo(f"{'':<21}{check.hint}")
-        typer.echo(f"\n{len(failed)} of {len(checks)} checks failed" if failed else "\nthis machine can train")
+                say(f"{'':<21}{check.hint}")
+        say(f"\n{len(failed)} of {len(checks)} checks failed" if failed else "\nthis machine can train")
     if failed:
         raise typer.Exit(EXIT_FAILED)
 

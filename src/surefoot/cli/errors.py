@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import traceback
 from pathlib import Path
 
+from surefoot.cli.console import say
 from surefoot.core.errors import SurefootError
 from surefoot.core.strict_json import dumps
 
@@ -25,7 +25,7 @@ def report_error(error: SurefootError, *, as_json: bool) -> int:
     if error.hint:
         lines.append(f"  {error.hint}")
     lines += [f"also: {other}" for other in others]
-    sys.stderr.write("\n".join(lines) + "\n")
+    say("\n".join(lines), err=True)
     return error.exit_code
 
 
@@ -35,9 +35,9 @@ def report_usage(message: str, *, verb: str, as_json: bool, exit_code: int) -> i
     if as_json:
         _print_json("usage", what=message, where="command line", hint=hint)
     elif message.startswith("Usage:"):  # a verb called without its own verb: its help page
-        sys.stderr.write(message + "\n")
+        say(message, err=True)
     else:
-        sys.stderr.write(f"surefoot: {message}\n  {hint}\n")
+        say(f"surefoot: {message}\n  {hint}", err=True)
     return exit_code
 
 
@@ -53,13 +53,13 @@ def report_unexpected(error: BaseException, *, as_json: bool) -> int:
         return 1
     lines = [f"surefoot: unexpected {what}"]
     lines += [f"  {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-_NUM_FRAMES:]]
-    sys.stderr.write("\n".join([*lines, f"  {hint}"]) + "\n")
+    say("\n".join([*lines, f"  {hint}"]), err=True)
     return 1
 
 
 def _print_json(code: str, *, what: str, where: str, hint: str, more: dict[str, object] | None = None) -> None:
     error = {"code": code, "what": what, "where": where, "hint": hint, **(more or {})}
-    sys.stdout.write(dumps({"error": error, "schema_version": SCHEMA_VERSION}) + "\n")
+    say(dumps({"error": error, "schema_version": SCHEMA_VERSION}))
 
 
 def _listed(value: object) -> list[object]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from surefoot.cli.console import say
 from surefoot.core.errors import ConfigError
 
 FILE_NAME = "run.toml"
@@ -73,7 +74,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where run.t
         raise ConfigError(f"cannot write the config: {error.strerror}", where=str(path), hint="name a folder you may write to") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(STARTER)
-    typer.echo(f"wrote {path}")
-    typer.echo("")
-    typer.echo(f"  surefoot config show {path}    every setting and where it comes from")
-    typer.echo(f"  surefoot train {path}          trains on Python's own library: put your text under [[data.sources]] first")
+    say(f"wrote {path}")
+    say("")
+    say(f"  surefoot config show {path}    every setting and where it comes from")
+    say(f"  surefoot train {path}          trains on Python's own library: put your text under [[data.sources]] first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from surefoot import __version__
+from surefoot.cli.console import close_streams, open_streams, reader_is_gone
 from surefoot.cli.errors import report_error, report_unexpected, report_usage
 from surefoot.cli.verbs import NOT_IN_THIS_RELEASE, VERBS, available_verbs
 from surefoot.core.errors import EXIT_FAILED, EXIT_RETRY, ConfigError, SurefootError
@@ -27,14 +27,12 @@ Examples:
 
 
 def main() -> None:
-    """Entry point of `surefoot`: runs the verb and ends the process with the exit code of what happened."""
-    exit_code = run(sys.argv[1:])
+    """Entry point of `surefoot`: runs the verb and ends the process with the exit code of what happened, whoever still reads of it."""
+    open_streams()
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_stdout()
-        exit_code = exit_code or EXIT_FAILED
-    sys.exit(exit_code)
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        close_streams()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,9 +54,12 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return _interrupted(verb)
-    except BrokenPipeError:
-        _discard_stdout()
-        return EXIT_FAILED
+    except SystemExit as end:
+        broken = end.__context__
+        if end.code != EXIT_FAILED or not isinstance(broken, BrokenPipeError):
+            raise
+        # typer ends so on any broken pipe. Verbs that act use `console.say`; one that only shows something was not read to its end.
+        return EXIT_FAILED if reader_is_gone() else report_unexpected(broken, as_json=as_json)
     except Exception as error:  # the process boundary: recorded, said, and turned into an exit code
         return report_unexpected(error, as_json=as_json)
 
@@ -118,11 +119,6 @@ def _refuse_unknown(verb: str) -> None:
 def _interrupted(verb: str) -> int:
     """A stopped `train` is worth starting again; for every other verb Ctrl-C is a failure."""
     return EXIT_RETRY if verb == "train" else EXIT_FAILED
-
-
-def _discard_stdout() -> None:
-    """The reader has gone: whatever Python still flushes at exit goes nowhere, without a traceback."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
