@@ -4,7 +4,8 @@
 
 Both train the same model from the same weights on the same batches for the same steps, and both save (at least three saves lie inside the
 timed window). tokens/s is wall time between two steps of one process; CPU-seconds are those of all ranks, for surefoot its agent's added.
-Prints one JSON line a round and a summary of medians and spreads; exit 1 when the losses differ by more than 1e-4 in the first 50 steps.
+Prints one JSON line a round and a summary of medians and spreads; exit 1 when a median misses its
+bound, or the losses differ by more than 1e-4 in the first 50 steps.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from surefoot.observe.metrics import read_steps
 HERE = Path(__file__).parent
 WARM_STEPS = 10
 LOSS_TOLERANCE = 1e-4
+LEAST_TOKENS_RATIO, MOST_CPU_RATIO = 0.95, 1.05
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,15 @@ def _run_case(case: Case, options: argparse.Namespace) -> bool:
         }
         rounds.append(row)
         print(json.dumps({"case": case.name, "round": index + 1, **{key: round(value, 7) for key, value in row.items()}}), flush=True)
+    medians = {}
     for key in ("tokens_ratio", "cpu_ratio"):
         values = sorted(row[key] for row in rounds)
-        print(f"{case.name}: {key} median {statistics.median(values):.3f}, from {values[0]:.3f} to {values[-1]:.3f}")
+        medians[key] = statistics.median(values)
+        print(f"{case.name}: {key} median {medians[key]:.3f}, from {values[0]:.3f} to {values[-1]:.3f}")
+    met = medians["tokens_ratio"] >= LEAST_TOKENS_RATIO and medians["cpu_ratio"] <= MOST_CPU_RATIO
+    print(f"{case.name}: tokens at least {LEAST_TOKENS_RATIO}x, CPU-seconds at most {MOST_CPU_RATIO}x: {'met' if met else 'MISSED'}")
     print(f"{case.name}: largest difference of loss in the first 50 steps {worst:.2e} (limit {LOSS_TOLERANCE:g})", flush=True)
-    return worst <= LOSS_TOLERANCE
+    return met and worst <= LOSS_TOLERANCE
 
 
 def _write_config(case: Case, options: argparse.Namespace) -> Path:
