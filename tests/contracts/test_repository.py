@@ -78,6 +78,12 @@ def test_the_lock_has_every_dependency_and_no_build_of_torch(root: Path) -> None
     assert "+" not in torch
 
 
+def test_the_version_is_asked_in_one_place(root: Path) -> None:
+    """What pip wrote down at the last install may be older than the code that runs."""
+    asking = [path.name for path in (root / "src").rglob("*.py") if re.search(r"version\([\"']surefoot[\"']\)", path.read_text())]
+    assert asking == []
+
+
 def test_every_timed_area_has_a_budget(root: Path) -> None:
     budget = tomllib.loads((root / ".ci" / "minutes.toml").read_text())["minutes"]
     assert sum(minutes for area, minutes in budget.items() if area != "total") <= budget["total"] <= 25

@@ -14,7 +14,7 @@ from surefoot.data.build import build, training_texts
 from surefoot.data.corpus import list_files
 from surefoot.data.documents import OnBadRecord
 from surefoot.data.manifest import MANIFEST_NAME, SPLITS, Manifest, load_manifest
-from surefoot.data.publish import folder_in_making, publish, refuse_too_small
+from surefoot.data.publish import folder_in_making, publish, refuse_too_small, writing
 from surefoot.data.shards import TokenStore
 from surefoot.data.survey import Corpus, Progress, Survey, paced, take_survey
 from surefoot.data.tokenizer import Tokenizer, bpe_size, bytes_tokenizer, load_tokenizer, train_bpe
@@ -54,7 +54,8 @@ def prepare(
         files = list_files(section.files, source=section.name)
         corpus = Corpus(source=section.name, files=files, text_field=text_field, on_bad_record=on_bad_record)
         with folder_in_making(out) as folder:
-            _refuse_foreign_folder(out)
+            with writing():
+                _refuse_foreign_folder(out)
             survey = take_survey(corpus, heldout_fraction=heldout_fraction, progress=progress)
             if not force and (existing := _existing(out, source=section.name, survey=survey, recipe=recipe)):
                 return existing

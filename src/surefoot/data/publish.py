@@ -18,6 +18,23 @@ from surefoot.core.units import show_bytes
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
+class Unwritable(Exception):
+    """Writing below a folder in making failed, for the reason `error`. `folder_in_making` makes it a DataError."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around work on the files that are prepared and on nothing else: its OSError comes out as Unwritable, anybody else's as it is."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(error) from error
+
+
 @contextmanager
 def folder_in_making(out: Path) -> Iterator[Path]:
     """An empty folder beside `out`, for this process alone. `publish` it before leaving: what is not published is removed.
@@ -26,18 +43,19 @@ def folder_in_making(out: Path) -> Iterator[Path]:
     place cannot be written, and, naming the bytes that are free, when the disk is full.
     """
     folder = out.with_name(f".{out.name}.preparing")
-    new_parents = [parent for parent in out.parents if not parent.exists()]
     try:
+        new_parents = [parent for parent in out.parents if not parent.exists()]
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = _take_folder(folder, out=out)
     except OSError as error:
         raise _as_data_error(error, out=out) from error
     try:
-        _mend_replacement(out)
+        with writing():
+            _mend_replacement(out)
         yield folder
-    except OSError as error:
+    except Unwritable as failure:
         shutil.rmtree(folder, ignore_errors=True)
-        raise _as_data_error(error, out=out) from error
+        raise _as_data_error(failure.error, out=out) from failure.error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -48,18 +66,20 @@ def folder_in_making(out: Path) -> Iterator[Path]:
 
 def publish(folder: Path, *, out: Path) -> None:
     """Rename `folder` to `out`, in place of what is there. A kill between the two renames is mended by the next call."""
-    fsync_dir(folder)
-    replaced = _replaced_name(out)
-    if out.exists():
-        os.rename(out, replaced)
-    os.rename(folder, out)
-    fsync_dir(out.parent)
+    with writing():
+        fsync_dir(folder)
+        replaced = _replaced_name(out)
+        if out.exists():
+            os.rename(out, replaced)
+        os.rename(folder, out)
+        fsync_dir(out.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def refuse_too_small(out: Path, *, needed_bytes: int) -> None:
     """Fail before the first byte when the disk cannot hold even a low estimate."""
-    free = shutil.disk_usage(out.parent).free
+    with writing():
+        free = shutil.disk_usage(out.parent).free
     if free < needed_bytes:
         raise DataError(
             f"the data need about {show_bytes(needed_bytes)}, free are {show_bytes(free)}",
@@ -116,4 +136,8 @@ def _as_data_error(error: OSError, *, out: Path) -> DataError:
             free = ""
         hint = f"make room or choose another folder; what was written is removed{free}"
         return DataError(f"no space left while writing {error.filename or 'the shards'}", where=str(out), hint=hint, errno=error.errno)
-    return DataError(f"cannot write {error.filename or ''}: {error.strerror}", where=str(out), hint="choose a folder that you may write")
+    return DataError(
+        f"cannot write {error.filename or 'the shards'}: {error.strerror or error}",
+        where=str(out),
+        hint="choose a folder that you may write",
+    )

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 from surefoot.core.clock import ManualClock
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.sections import SourceSection
+from surefoot.core.version import __version__
 from surefoot.data.corpus import list_files
 from surefoot.data.documents import OnBadRecord
 from surefoot.data.manifest import Manifest, Split, load_manifest
@@ -30,6 +33,7 @@ from surefoot.data.tokenizer import bytes_tokenizer, load_tokenizer
 WAITING_PREPARE = """
 import signal, sys
 from surefoot.core.sections import SourceSection
+from surefoot.core.version import __version__
 from surefoot.data.prepare import prepare
 
 def tell(progress):
@@ -44,6 +48,7 @@ FULL_DISK_PREPARE = """
 import os, sys
 from surefoot.core.errors import DataError
 from surefoot.core.sections import SourceSection
+from surefoot.core.version import __version__
 from surefoot.data.prepare import prepare
 
 corpus, disk, tokenizer = sys.argv[1:]
@@ -372,6 +377,43 @@ def test_every_stage_is_told(tmp_path: Path) -> None:
     told: list[Progress] = []
     prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer="bpe:300", progress=told.append)
     assert list(dict.fromkeys(progress.stage for progress in told)) == ["reading", "training tokenizer", "tokenizing"]
+
+
+def test_a_failure_of_whoever_is_told_is_not_one_of_the_folder(tmp_path: Path) -> None:
+    def nobody_listens(progress: Progress) -> None:
+        if progress.stage == "tokenizing":
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS), tmp_path / "deep" / "out", progress=nobody_listens)
+    assert names_in(tmp_path) == ["a.jsonl"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
+    with pytest.raises(DataError, match="choose a folder that you may write") as caught:
+        prepare_file(path, path / "out")
+    assert caught.value.where == str(path / "out")
+
+
+def test_a_write_that_fails_is_named_and_left_clean(tmp_path: Path) -> None:
+    """A file size limit makes the kernel refuse a write half-way."""
+    path = write_texts(tmp_path / "a.jsonl", [f"{number} " * 500 for number in range(400)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    try:
+        with pytest.raises(DataError, match="cannot write") as caught:
+            prepare_file(path, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, former)
+    assert caught.value.where == str(tmp_path / "out")
+    assert names_in(tmp_path) == ["a.jsonl"]
+
+
+def test_the_manifest_names_the_version_that_is_running(tmp_path: Path) -> None:
+    assert prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS), tmp_path / "out").tool_version == __version__
 
 
 def test_preparing_loads_no_torch() -> None:
