@@ -4,8 +4,9 @@
 rename a new content over it. So of two that race for a stale lock exactly one wins, and an owner that was thought dead and wakes up finds
 that the lock is no longer its own. flock on the run folder only keeps two processes of one host from tidying up the same dead claim.
 
-An owner on this boot is judged by its pid and start time. An owner on another host cannot be seen, so it is watched: it lives when the lock
+An owner on this boot is judged by its pid and start time. An owner elsewhere cannot be seen, so it is watched: it lives when the lock
 changes; when it has not changed for its lease and a fence time of one more lease, its own `renew` has long failed, and it is taken over.
+Only our own clock measures that time: the stamps in the lock are another host's, and clocks of hosts differ by more than a lease.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class RunLock:
     ) -> RunLock:
         """Take the run in the existing folder `run_dir` for `job`. `taken_over` tells from whom, for the ledger.
 
-        Raises ConfigError naming host and pid when its owner lives. Waits up to two leases to learn that of an owner on another host.
+        Raises ConfigError naming host and pid when its owner lives. Waits up to two leases to learn that of an owner whom nobody can see
+        from here, and says so.
         """
         path = run_dir / LOCK_NAME
         mine = LockRecord(job, holder or this_process(), generation, clock.utc(), lease_s)
@@ -130,7 +132,7 @@ class RunLock:
 
 
 class _Watch:
-    """Tells live owners from dead ones. Holds since when, by our own clock, the lock has not changed: other hosts' clocks may be wrong."""
+    """Tells live owners from dead ones. Holds since when, by our own clock, the lock has not changed."""
 
     def __init__(self, *, clock: Clock, lease_s: float, seen_from: Holder) -> None:
         self._clock = clock
@@ -147,7 +149,7 @@ class _Watch:
         if record is not None:
             alive = is_alive(record.holder, seen_from=self._seen_from)
             if alive is False:
-                return TakenOver(record, self._how_it_died(record.holder))
+                return TakenOver(record, f"process {record.holder.pid} is gone")
             # Whoever wrote it while we watched lives.
             if alive or (self._content is not None and content != self._content):
                 raise _live_error(record, path=path)
@@ -158,18 +160,22 @@ class _Watch:
         lease_s = record.lease_s if record else self._lease_s
         if content != self._content:
             self._content, self._since_s = content, now_s
-            who = _name(record) if record else "an unreadable lock"
-            _log.info("%s: watching %s for up to %g s to learn whether it lives", path, who, 2 * lease_s)
+            why = self._why_unseen(record)
+            _log.warning("%s is held, and %s: waiting up to two leases, %g s, for it to be renewed", path, why, 2 * lease_s)
         unchanged_s = now_s - self._since_s
-        age_s = record.age_s(self._clock.utc()) if record else 0.0
-        if max(unchanged_s, age_s) <= 2 * lease_s:
+        if unchanged_s <= 2 * lease_s:
             return None
-        return TakenOver(record, f"not renewed for {max(unchanged_s, age_s):.0f} s, its lease is {lease_s:g} s")
+        return TakenOver(record, f"not renewed for {unchanged_s:.0f} s, its lease is {lease_s:g} s")
 
-    def _how_it_died(self, holder: Holder) -> str:
-        if holder.boot_id != self._seen_from.boot_id:
-            return f"host {holder.host} was restarted"
-        return f"process {holder.pid} is gone"
+    def _why_unseen(self, record: LockRecord | None) -> str:
+        if record is None:
+            return "what it says cannot be read"
+        theirs, ours = record.holder, self._seen_from
+        if theirs.host != ours.host:
+            return f"{_name(record)} cannot be seen from here"
+        if theirs.boot_id != ours.boot_id:
+            return f"{_name(record)} belongs to another boot: this host was restarted, or another one has its name"
+        return f"{_name(record)} runs in another container"
 
 
 def _live_error(record: LockRecord, *, path: Path) -> ConfigError:

@@ -33,15 +33,13 @@ def this_process() -> Holder:
 
 
 def is_alive(holder: Holder, *, seen_from: Holder) -> bool | None:
-    """Whether `holder` still runs; None where `seen_from` cannot tell (another host, another container): then only a lease can say.
+    """Whether `holder` still runs; None where `seen_from` cannot tell (another host, boot or container): then only a lease can say.
 
-    A zombie is dead: it holds nothing any more, its parent has merely not looked yet.
+    A host of the same name under another boot is no proof of a restart: machines made from one image often share their name. A zombie is
+    dead: it holds nothing any more, its parent has merely not looked yet.
     """
-    if holder.host != seen_from.host:
-        return None
-    if holder.boot_id != seen_from.boot_id:
-        return False
-    if holder.pid_namespace != seen_from.pid_namespace:
+    here = (seen_from.host, seen_from.boot_id, seen_from.pid_namespace)
+    if (holder.host, holder.boot_id, holder.pid_namespace) != here:
         return None
     start_time = _start_time(holder.pid)
     return start_time is not None and holder.pid_start_time in (0, start_time)

@@ -81,44 +81,52 @@ def test_a_dead_process_is_taken_over_at_once(tmp_path: Path) -> None:
     assert names(tmp_path) == ["lock"]
 
 
-def test_a_holder_from_before_the_last_boot_is_taken_over_at_once(tmp_path: Path) -> None:
-    leave_lock(tmp_path, replace(this_process(), boot_id="before"))
-    lock = acquire(tmp_path)
-    assert lock.taken_over is not None
-    assert "was restarted" in lock.taken_over.reason
-
-
-@pytest.mark.parametrize("holder", [ELSEWHERE, replace(this_process(), pid_namespace=1)])
-def test_a_silent_owner_elsewhere_is_taken_over_after_lease_and_fence_time(tmp_path: Path, holder: Holder) -> None:
+@pytest.mark.parametrize(
+    ("holder", "why"),
+    [
+        (ELSEWHERE, "cannot be seen from here"),
+        (replace(this_process(), boot_id="before"), "this host was restarted, or another one has its name"),
+        (replace(this_process(), pid_namespace=1), "in another container"),
+    ],
+)
+def test_a_silent_owner_that_cannot_be_seen_is_taken_over_after_lease_and_fence_time(
+    tmp_path: Path, holder: Holder, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     leave_lock(tmp_path, holder)
     clock = ManualClock(now_s=20.0)
     lock = acquire(tmp_path, clock=clock)
-    assert clock.now_s == pytest.approx(60.5)
+    assert clock.now_s == pytest.approx(80.5)
     assert lock.taken_over is not None
     assert "its lease is 30 s" in lock.taken_over.reason
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert why in said
+    assert "two leases, 60 s" in said
 
 
-def test_one_that_lapsed_long_ago_is_taken_over_at_once(tmp_path: Path) -> None:
-    leave_lock(tmp_path, ELSEWHERE)
-    clock = ManualClock(now_s=61.0)
-    acquire(tmp_path, clock=clock)
-    assert clock.now_s == 61.0
-
-
-def test_a_wrong_clock_elsewhere_only_costs_the_full_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead_s", [-1e6, -61.0, 61.0, 1e6])
+def test_clocks_that_differ_change_nothing(tmp_path: Path, ahead_s: float) -> None:
+    """Ours is ahead of the owner's by so much, as hosts' clocks are: only what we have watched ourselves counts."""
     leave_lock(tmp_path, ELSEWHERE, clock=ManualClock(now_s=1e6))
-    clock = ManualClock()
+    clock = ManualClock(now_s=1e6 + ahead_s)
     acquire(tmp_path, clock=clock)
-    assert clock.now_s == pytest.approx(60.5)
+    assert clock.now_s - (1e6 + ahead_s) == pytest.approx(60.5)
 
 
-def test_an_owner_elsewhere_that_renews_is_live(tmp_path: Path) -> None:
-    clock = BusyClock()
-    theirs = acquire(tmp_path, clock=clock, job="theirs", holder=ELSEWHERE)
-    clock.meanwhile = theirs.renew
-    with pytest.raises(ConfigError, match="process 77 on host elsewhere"):
+@pytest.mark.parametrize("holder", [ELSEWHERE, replace(this_process(), boot_id="of a machine of the same name")])
+@pytest.mark.parametrize("ahead_s", [0.0, 61.0])
+def test_an_owner_elsewhere_that_renews_is_live(tmp_path: Path, holder: Holder, ahead_s: float) -> None:
+    """However far our clock is ahead of its own."""
+    theirs_clock, clock = ManualClock(), BusyClock(now_s=ahead_s)
+    theirs = acquire(tmp_path, clock=theirs_clock, job="theirs", holder=holder)
+
+    def go_on() -> None:
+        theirs_clock.sleep(0.5)
+        theirs.renew()
+
+    clock.meanwhile = go_on
+    with pytest.raises(ConfigError, match=f"process {holder.pid} on host {holder.host}"):
         acquire(tmp_path, clock=clock)
-    assert clock.now_s < 10.0
+    assert clock.now_s - ahead_s < 10.0
 
 
 def test_an_owner_elsewhere_that_leaves_is_not_taken_over(tmp_path: Path) -> None:
