@@ -27,9 +27,9 @@ from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.durable import fsync_dir, write_atomic
 from surefoot.core.errors import ConfigError, PeerLost, SurefootError
+from surefoot.core.holder import LOCK_NAME as LOCK_NAME
 from surefoot.core.holder import Holder, LockRecord, is_alive, parse_lock, this_process
 
-LOCK_NAME = "lock"
 _WATCH_STEP_S = 0.5
 _RACE_STEP_S = 0.01
 _SWAP_LIMIT_S = 10.0

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 class Event(StrEnum):
     RUN_CREATED = "run.created"
-    RUN_STARTED = "run.started"
     RUN_FINISHED = "run.finished"
     RUN_LEFT = "run.left"
     RUN_HALTED = "run.halted"
@@ -32,4 +31,3 @@ class Event(StrEnum):
     RUN_RESUMED = "run.resumed"
     RUN_ROLLED_BACK = "run.rolled_back"
     UPDATE_SKIPPED = "update.skipped"
-    DOCUMENT_BLOCKED = "document.blocked"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from surefoot.core import strict_json
 
+LOCK_NAME = "lock"
 LOCK_FORMAT = 1
 
 

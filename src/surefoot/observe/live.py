@@ -12,10 +12,10 @@ from pathlib import Path
 from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.durable import write_atomic
-from surefoot.core.holder import LockRecord, is_alive, parse_lock, this_process
+from surefoot.core.holder import LOCK_NAME, LockRecord, is_alive, parse_lock, this_process
 
 LIVE_FORMAT = 1
-LIVE_NAME, LOCK_NAME = "live.json", "lock"
+LIVE_NAME = "live.json"
 
 
 @dataclass(frozen=True, slots=True)

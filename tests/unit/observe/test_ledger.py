@@ -49,7 +49,7 @@ def run_in_child(action: Callable[[], None]) -> int:
 
 
 def test_entries_read_back_as_they_were_returned(ledger: Ledger, path: Path) -> None:
-    first = ledger.append(Event.RUN_STARTED, generation=1, attempt=1, step=0)
+    first = ledger.append(Event.ATTEMPT_STARTED, generation=1, attempt=1, step=0)
     second = ledger.append(Event.UPDATE_SKIPPED, generation=1, attempt=1, step=7, rule="r", reason="ü", fields={"b": 1, "a": [1.5, None]})
     assert read_ledger(path) == [first, second]
     assert (first.seq, second.seq) == (1, 2)
@@ -96,13 +96,13 @@ def test_an_older_generation_is_fenced(ledger: Ledger, path: Path) -> None:
         ledger.append(Event.CHECKPOINT_COMMITTED, generation=3, attempt=1, step=9)
     assert caught.value.exit_code == 75
     assert path.read_bytes() == before
-    assert ledger.append(Event.RUN_STARTED, generation=4, attempt=1, step=0).seq == 2
+    assert ledger.append(Event.ATTEMPT_STARTED, generation=4, attempt=1, step=0).seq == 2
 
 
 def test_a_ledger_is_not_inherited_over_a_fork(ledger: Ledger) -> None:
     def append() -> None:
         with pytest.raises(SurefootError, match="belongs to process"):
-            ledger.append(Event.RUN_STARTED, generation=1, attempt=1, step=0)
+            ledger.append(Event.ATTEMPT_STARTED, generation=1, attempt=1, step=0)
 
     assert run_in_child(append) == 0
 
@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(ledger: Ledger, path: Path, torn:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     gone = Ledger(tmp_path / "gone" / "ledger.jsonl", clock=ManualClock(), by="agent")
     with pytest.raises(SurefootError, match="could not open the ledger: No such file"):
-        gone.append(Event.RUN_STARTED, generation=1, attempt=1, step=0)
+        gone.append(Event.ATTEMPT_STARTED, generation=1, attempt=1, step=0)
 
 
 def test_a_missing_file_is_an_empty_ledger(path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_ledger_written_anew_does_not_fit_the_manifests(ledger: Ledger, path: 
     fill(ledger, 5)
     position = (4, read_ledger(path)[3].hash, "s4-a1")
     path.unlink()
-    ledger.append(Event.RUN_STARTED, generation=1, attempt=1, step=0)
+    ledger.append(Event.ATTEMPT_STARTED, generation=1, attempt=1, step=0)
     fill(ledger, 4)
     assert verify_ledger(path).ok
     assert verify_ledger(path, manifests=[position]).first_bad == 4
