@@ -11,13 +11,14 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def foreign_launcher(environ: Mapping[str, str]) -> str | None:
     """The launcher that started this process as one rank of many: "torchrun", "slurm", or None (our agent, or a plain process).
 
-    A Slurm allocation alone is none: only a step of several tasks makes ranks.
+    A Slurm allocation alone is none, nor is the batch script in it, although Slurm gives that a SLURM_PROCID and the job's SLURM_NTASKS:
+    only a step (srun) of several tasks makes ranks.
     """
     if _AGENTS_OWN in environ:
         return None
     if "TORCHELASTIC_RUN_ID" in environ and all(name in environ for name in _NEEDED):
         return "torchrun"
-    if "SLURM_PROCID" in environ and int(environ.get("SLURM_NTASKS", environ.get("WORLD_SIZE", "1"))) > 1:
+    if "SLURM_PROCID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return "slurm"
     return None
 

@@ -16,8 +16,11 @@ CONTRACT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_
         ({**CONTRACT, "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
         ({**CONTRACT, "TORCHELASTIC_RUN_ID": "x", "SUREFOOT_GENERATION": "1"}, None),
         ({"TORCHELASTIC_RUN_ID": "x"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, "slurm"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),  # an sbatch script itself
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "WORLD_SIZE": "4"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, None),  # srun --pty of a shell in it
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, "slurm"),
         ({"SLURM_JOB_ID": "7"}, None),
     ],
 )
