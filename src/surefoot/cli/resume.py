@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,9 +34,17 @@ def resume(
         refuse_halted(entries)
     except TrainingHalted:
         counters = fold_counters(entries)
-        Ledger(run / LEDGER_NAME, clock=SystemClock(), by=getpass.getuser()).append(
+        Ledger(run / LEDGER_NAME, clock=SystemClock(), by=_user()).append(
             Event.RUN_RELEASED, generation=counters.generation, attempt=counters.attempt, step=counters.step, reason=cause
         )
         typer.echo(f"released: `surefoot train {run}` goes on")
         return
     typer.echo("the run is not halted: there is nothing to release")
+
+
+def _user() -> str:
+    """Who says so. A container often runs under a number that no passwd entry names."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 made it an OSError
+        return f"uid {os.getuid()}"
