@@ -25,7 +25,9 @@ def data() -> None:
 
 @app.command()
 def prepare(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help="JSONL or text files, folders, or builtin:python-stdlib.")],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT", help="JSONL or text files, folders, patterns in quotes, or builtin:python-stdlib.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make. It appears whole or not at all.")],
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", metavar="bpe:SIZE|bytes|FILE", help="Train a byte-level BPE, use bytes, or a tokenizer.json.")
@@ -47,6 +49,7 @@ def prepare(
     \b
     Examples:
       surefoot data prepare corpus/ --out data/mine
+      surefoot data prepare 'notes/**/*.md' --out data/notes
       surefoot data prepare a.jsonl b.jsonl --out data/mine --tokenizer tokenizer.json --on-bad-record skip
       surefoot data prepare builtin:python-stdlib --out data/stdlib --json
     """

@@ -31,7 +31,7 @@ name = "stdlib"
 files = ["builtin:python-stdlib"]  # Python's own library; replace by your text: ["corpus/*.jsonl", "notes"]
 
 [model]
-preset = "quickstart"              # 3.3M parameters; then 124m, 350m, 774m, 1b, 8b, or your own sizes
+preset = "quickstart"              # 1.9M parameters; then 124m, 350m, 774m, 1b, 8b, or your own sizes
 
 [train]
 num_steps = 240

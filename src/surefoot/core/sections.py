@@ -54,7 +54,9 @@ class SourceSection:
     """One source of documents under `[[data.sources]]`."""
 
     name: str = setting("text", "names the source in provenance and per-source losses")
-    files: tuple[str, ...] = setting((), "files or folders, or builtin:python-stdlib; needed only to prepare", is_path=True)
+    files: tuple[str, ...] = setting(
+        (), "files, folders, patterns such as corpus/*.jsonl, or builtin:python-stdlib; needed only to prepare", is_path=True
+    )
     weight: float = setting(1.0, "share of the mixture", low=0.0)
 
 

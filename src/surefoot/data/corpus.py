@@ -8,6 +8,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Final
 
@@ -41,35 +42,63 @@ class CorpusFile:
 
 
 def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]:
-    """The files of `source` in their lasting order: inputs as given, each folder sorted by relative name.
+    """The files of `source` in their lasting order: inputs as given, each folder and pattern sorted by relative name.
 
-    Raises DataError when there are no inputs, one does not exist, is packed in a way this release does not read, or holds no text file.
+    An input is a file, a folder, a pattern (`corpus/**/*.md`), or builtin:python-stdlib. Raises DataError when there are none, one does not
+    exist, matches or holds no file, or is packed in a way this release does not read.
     """
     where = f"source {source!r}"
     if not inputs:
         raise DataError("no input files", where=where, hint=f"name files or folders, or {PYTHON_STDLIB}")
     files: list[CorpusFile] = []
-    names: Counter[str] = Counter()
+    labels: set[str] = set()
     for given in inputs:
-        root, label = (_stdlib_root(), "python-stdlib") if str(given) == PYTHON_STDLIB else (Path(given), Path(given).resolve().name)
-        names[label] += 1
-        if names[label] > 1:
-            label = f"{label}#{names[label]}"
-        if not root.exists():
-            raise DataError(f"{root} does not exist", where=where, hint="check the path; relative ones start at the config file")
-        if root.is_file():
-            found = [(root, label)]
-        elif str(given) == PYTHON_STDLIB:
-            found = [(path, f"{label}/{name}") for path, name in _walk(root, leave_out=_STDLIB_LEFT_OUT) if path.suffix == ".py"]
-        else:
-            found = [(path, f"{label}/{name}") for path, name in _text_files(root)]
-        if not found:
-            raise DataError(f"{root} holds no text file", where=where, hint="a folder contributes text endings and .jsonl only")
-        files.extend(CorpusFile(path=path, name=name, num_bytes=path.stat().st_size) for path, name in found)
+        short_name, found = _find(str(given), where=where)
+        label, number = short_name, 1
+        while label in labels:
+            number += 1
+            label = f"{short_name}#{number}"
+        labels.add(label)
+        files += [CorpusFile(path=path, name=f"{label}/{name}" if name else label, num_bytes=path.stat().st_size) for path, name in found]
     for file in files:
         if file.path.suffix.lower() in _PACKED_SUFFIXES:
             raise DataError(f"{file.path} is packed", where=where, hint="unpack it first: this release reads plain text and JSONL")
     return files
+
+
+def _find(given: str, *, where: str) -> tuple[str, list[tuple[Path, str]]]:
+    """A short name for what one input names, and its files with their names below that; a file named outright has none."""
+    if given == PYTHON_STDLIB:
+        return "python-stdlib", [found for found in _walk(_stdlib_root(), leave_out=_STDLIB_LEFT_OUT) if found[0].suffix == ".py"]
+    root = Path(given)
+    if not root.exists():
+        if not has_magic(given):
+            hint = "check the path; relative ones start at the config file, on the command line where you are"
+            raise DataError(f"{root} does not exist", where=where, hint=hint)
+        root, names = _match(root, where=where)
+        return _short_name(root), [(root / name, name) for name in names]
+    if root.is_file():
+        return _short_name(root), [(root, "")]
+    texts = _text_files(root)
+    if not texts:
+        raise DataError(f"{root} holds no text file", where=where, hint="a folder contributes text endings and .jsonl only")
+    return _short_name(root), texts
+
+
+def _match(pattern: Path, *, where: str) -> tuple[Path, list[str]]:
+    """The folder that `pattern` starts in, its longest part that exists as it is spelled, and the sorted names of the files below it."""
+    root = next(parent for parent in pattern.parents if parent.exists())
+    matches = set(glob(str(pattern.relative_to(root)), root_dir=root, recursive=True))
+    names = sorted(name for name in matches if (root / name).is_file())
+    if not names:
+        is_folder = any((root / name).is_dir() for name in matches)
+        hint = "it matches folders only: end it in /**" if is_folder else "check the pattern; * stays in one folder, ** goes into all below"
+        raise DataError(f"{pattern} matches no file", where=where, hint=hint)
+    return root, names
+
+
+def _short_name(path: Path) -> str:
+    return path.resolve().name or "root"
 
 
 def _text_files(root: Path) -> list[tuple[Path, str]]:

@@ -62,6 +62,53 @@ def test_two_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["corpus/a.txt", "corpus#2/a.txt"]
 
 
+def make_files(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("corpus/*.md", ["corpus/a.md", "corpus/b.md"]),
+        ("corpus/**/*.md", ["corpus/a.md", "corpus/b.md", "corpus/deep/er/d.md"]),
+        ("corpus/**", ["corpus/a.md", "corpus/b.md", "corpus/c.weird", "corpus/deep/er/d.md"]),
+        ("corp*/[ab].md", ["here/corpus/a.md", "here/corpus/b.md"]),
+        ("x[1]/?.md", ["x[1]/e.md"]),
+        ("x[1]/e.md", ["e.md"]),
+    ],
+)
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_pattern_is_its_files_sorted_with_relative_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, names: list[str], is_absolute: bool
+) -> None:
+    here = tmp_path / "here"
+    make_files(here, *(f"corpus/{name}" for name in ("b.md", "a.md", "c.weird", ".hidden.md", ".git/x.md", "deep/er/d.md")), "x[1]/e.md")
+    monkeypatch.chdir(here)
+    files = list_files([here / pattern if is_absolute else pattern], source="text")
+    assert [file.name for file in files] == names
+    assert [file.path.read_text() for file in files] == [file.path.resolve().relative_to(here).as_posix() for file in files]
+
+
+def test_files_of_several_inputs_keep_names_of_their_own(tmp_path: Path) -> None:
+    make_files(tmp_path, "corpus/a.md", "corpus/b.txt", "more/corpus/a.md", "odd/corpus#2/a.md")
+    inputs = [tmp_path / "odd/corpus#2", tmp_path / "corpus/*.md", tmp_path / "corpus/*.txt", tmp_path / "more/corpus"]
+    names = [file.name for file in list_files(inputs, source="text")]
+    assert names == ["corpus#2/a.md", "corpus/a.md", "corpus#3/b.txt", "corpus#4/a.md"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"), [("*.jsonl", "check the pattern"), ("none/**", "check the pattern"), ("fold*", "folders only")]
+)
+def test_a_pattern_that_matches_no_file_is_named(tmp_path: Path, pattern: str, hint: str) -> None:
+    make_files(tmp_path, "folder/a.txt")
+    with pytest.raises(DataError, match="matches no file") as caught:
+        list_files([tmp_path / pattern], source="text")
+    assert str(tmp_path / pattern) in caught.value.what
+    assert hint in caught.value.hint
+
+
 def test_missing_empty_and_packed_inputs_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.jsonl.gz").write_bytes(b"x")
