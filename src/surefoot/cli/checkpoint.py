@@ -17,6 +17,7 @@ from surefoot.core.records import CheckpointRef, Manifest, Problem
 from surefoot.core.units import show_bytes
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import Lineage, adoptable, fold_lineage
+from surefoot.observe.run_dir import CHECKPOINTS_NAME, is_run, require_run
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and verify checkpoints.")
 
@@ -34,7 +35,8 @@ def list_(
 
     Example: surefoot checkpoint list runs/quickstart
     """
-    rows = _rows(_existing(run_dir))
+    require_run(run_dir)
+    rows = _rows(run_dir)
     if json_output:
         typer.echo(strict_json.dumps({"schema_version": _SCHEMA_VERSION, "checkpoints": rows}))
     else:
@@ -71,7 +73,7 @@ def _existing(path: Path) -> Path:
 
 def _rows(run_dir: Path) -> list[dict[str, Any]]:
     """One row per folder that is there: first in ledger order, then those that the ledger does not know."""
-    root = run_dir / "checkpoints"
+    root = run_dir / CHECKPOINTS_NAME
     lineage = fold_lineage(read_ledger(run_dir / LEDGER_NAME, up_to_damage=True))
     folders = published(root)
     known = [ref for ref in lineage.refs if ref.id in folders]
@@ -115,16 +117,16 @@ def _ref_of_folder(path: Path) -> CheckpointRef:
 
 def _find(path: Path) -> tuple[Path, list[Problem]]:
     """The checkpoint folder that is meant, and what the ledger finds wrong with it at once."""
-    if not (path / "checkpoints").is_dir() and not (path / LEDGER_NAME).exists():
+    if not is_run(path):
         if parse_id(path.name) is None and not any((path / name).exists() for name in (MANIFEST_NAME, METADATA_NAME)):
             raise ConfigError("neither a run folder nor a checkpoint folder", where=str(path), hint="see `surefoot checkpoint list RUN`")
         return path, []
     lineage = fold_lineage(read_ledger(path / LEDGER_NAME, up_to_damage=True))
-    unledgered = _unledgered(path / "checkpoints", lineage)
-    ref = read_ref(path / "checkpoints" / unledgered[-1].id) if unledgered else lineage.newest()
+    unledgered = _unledgered(path / CHECKPOINTS_NAME, lineage)
+    ref = read_ref(path / CHECKPOINTS_NAME / unledgered[-1].id) if unledgered else lineage.newest()
     if ref is None:
         raise ConfigError("this run has no checkpoint yet", where=str(path), hint="a run saves every checkpoint.interval_steps steps")
-    folder = path / "checkpoints" / ref.id
+    folder = path / CHECKPOINTS_NAME / ref.id
     manifest = _manifest_or_none(folder)
     if manifest is not None and manifest.state_digest != ref.state_digest:
         detail = f"state_digest {manifest.state_digest}, the ledger says {ref.state_digest}"

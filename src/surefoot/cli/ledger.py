@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from surefoot.core import strict_json
-from surefoot.core.errors import ConfigError
 from surefoot.core.records import LedgerEntry
 from surefoot.observe.ledger import LEDGER_NAME, manifest_positions, read_ledger, verify_ledger
+from surefoot.observe.run_dir import require_run
 
 
 def ledger(
@@ -23,10 +23,7 @@ def ledger(
 
     Examples: surefoot ledger runs/quickstart --tail 20 | surefoot ledger runs/quickstart --verify
     """
-    if not run_dir.is_dir():
-        raise ConfigError(
-            "no such run folder", where=str(run_dir), hint="give the folder that `surefoot train` printed, as in runs/quickstart"
-        )
+    require_run(run_dir)
     if verify:
         _verify(run_dir, json_output=json_output)
         return

@@ -1,4 +1,4 @@
-"""Where a run stands, read from its folder alone: live, stopped, killed, finished, empty or damaged."""
+"""Where a run stands, read from its folder alone: being made, live, stopped, killed, finished or damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.core.clock import Clock, SystemClock
-from surefoot.core.errors import ConfigError, Incompatible, SurefootError
+from surefoot.core.errors import Incompatible, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.holder import LockRecord, seconds_between
 from surefoot.core.records import CheckpointRef, LedgerEntry, Phase
@@ -17,6 +17,7 @@ from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import Lineage, fold_lineage
 from surefoot.observe.live import LiveRecord, is_held, read_live, read_lock
 from surefoot.observe.metrics import read_steps
+from surefoot.observe.run_dir import CONFIG_NAME, require_run
 
 _RATE_ROWS = 50  # Enough to level out a save or an evaluation, few enough to follow a change of pace.
 _NEWEST_ROWS = 2000
@@ -40,13 +41,10 @@ class _Evidence:
 def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
     """The answer of `surefoot status`: stable keys, null where nothing is known yet. Never writes.
 
-    Raises ConfigError when there is no such folder. What is damaged is named under `problems` and the rest is told.
+    Raises ConfigError when there is no such folder, or it is none of a run. What is damaged is named under `problems` and the rest is told.
     """
     clock = clock or SystemClock()
-    if not run_dir.is_dir():
-        raise ConfigError(
-            "no such run folder", where=str(run_dir), hint="give the folder that `surefoot train` printed, as in runs/quickstart"
-        )
+    require_run(run_dir)
     seen = _read(run_dir, clock=clock)
     step = _step(seen)
     row = _row_at(seen.rows, step=step)
@@ -90,7 +88,7 @@ def _read(run_dir: Path, *, clock: Clock) -> _Evidence:
         rows=_read_rows(run_dir, problems),
         lock=lock,
         live=live if live and lock and live.pid == lock.holder.pid else None,
-        config=_read_config(run_dir / "config.toml", problems),
+        config=_read_config(run_dir / CONFIG_NAME, problems),
         problems=problems,
     )
 

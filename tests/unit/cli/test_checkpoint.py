@@ -151,10 +151,24 @@ def test_verify_misses_a_newest_that_is_gone(a_run: Run, capsys: pytest.CaptureF
     assert answer["problems"][0]["kind"] == "missing-file"
 
 
+def test_a_run_that_is_being_made_has_no_checkpoint_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.toml").write_text("")
+    assert _json(capsys, "list", str(tmp_path))[1]["checkpoints"] == []
+    exit_code, answer = _json(capsys, "verify", str(tmp_path))
+    assert (exit_code, answer["error"]["what"]) == (2, "this run has no checkpoint yet")
+
+
+def test_verify_of_a_bare_copy(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run.commit("s10-a1", step=10)
+    (a_run.folder / "checkpoints" / "s10-a1").rename("copy")
+    assert _json(capsys, "verify", "copy")[1]["ok"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["list", "absent"], "no such folder"),
+        (["list", "absent"], "no such run folder"),
+        (["list", "."], "not a run"),
         (["verify", "absent"], "no such folder"),
         (["verify", "run"], "no checkpoint yet"),
         (["verify", "."], "neither a run folder nor a checkpoint folder"),

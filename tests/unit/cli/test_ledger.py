@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import run
+from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import ManualClock
 from surefoot.core.events import Event
 from surefoot.observe.ledger import Ledger
@@ -56,5 +57,22 @@ def test_verify_fails_on_a_tail_cut_below_the_newest_checkpoint(run_dir: Path, c
     assert "bad at entry 4" in capsys.readouterr().out
 
 
-def test_a_missing_folder_is_bad_usage(tmp_path: Path) -> None:
-    assert run(["ledger", str(tmp_path / "gone")]) == 2
+@pytest.mark.parametrize("option", [[], ["--verify"], ["--json"]])
+def test_what_is_no_run_is_bad_usage(tmp_path: Path, option: list[str]) -> None:
+    (tmp_path / "lock").write_text("of something else")
+    assert run(["ledger", str(tmp_path / "gone"), *option]) == 2
+    assert run(["ledger", str(tmp_path), *option]) == 2
+
+
+def test_a_run_that_is_being_made_has_an_empty_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLock.acquire(tmp_path, job="j", clock=ManualClock(), lease_s=30.0):
+        assert run(["ledger", str(tmp_path)]) == 0
+    (tmp_path / "config.toml").write_text("")
+    assert run(["ledger", str(tmp_path), "--verify"]) == 0
+    assert "ok: 0 entries" in capsys.readouterr().out
+
+
+def test_a_ledger_that_was_removed_is_missed_by_the_checkpoints(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "ledger.jsonl").unlink()
+    assert run(["ledger", str(run_dir), "--verify"]) == 1
+    assert "the tail is cut" in capsys.readouterr().out

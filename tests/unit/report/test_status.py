@@ -201,16 +201,19 @@ def test_compacted_metrics_tell_the_same(run: Run) -> None:
     assert run.status() == before
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_a_run_that_is_being_made(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
     status = status_of(tmp_path, clock=ManualClock())
     assert set(status) >= SPEC_KEYS
     assert (status["run"], status["phase"], status["step"], status["attempt"], status["tokens"]) == (tmp_path.name, "stopped", 0, 0, 0)
     assert (status["loss"], status["finished"], status["last_step_age_s"]) == (None, False, None)
 
 
-def test_a_missing_folder_is_bad_usage(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such run folder") as caught:
-        status_of(tmp_path / "gone")
+@pytest.mark.parametrize(("folder", "words"), [("gone", "no such run folder"), (".", "not a run")])
+def test_what_is_no_run_is_bad_usage(tmp_path: Path, folder: str, words: str) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ConfigError, match=words) as caught:
+        status_of(tmp_path / folder)
     assert caught.value.hint
 
 
