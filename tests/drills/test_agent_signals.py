@@ -16,7 +16,7 @@ StartAgent = Callable[..., Any]
 FOREVER = 100_000
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_ranks_save_and_leave(start_agent: StartAgent, number: signal.Signals) -> None:
     agent = start_agent(num_steps=FOREVER)
     agent.stepping()

@@ -9,8 +9,15 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
-# What a person, a shell or a scheduler sends to a whole job. The agent alone answers them; nursery and ranks ignore them.
-LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# What a person, a shell, a closing terminal or a scheduler sends to a whole job. The agent alone answers them; the nursery ignores them,
+# and its ranks with it.
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def heeded_signals() -> tuple[signal.Signals, ...]:
+    """The leave signals that this process is to answer: all but a SIGHUP that `nohup` had it ignore from its start."""
+    deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(number for number in LEAVE_SIGNALS if not (deaf and number == signal.SIGHUP))
 
 
 def die_with_parent(parent_pid: int) -> None:

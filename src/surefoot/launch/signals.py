@@ -1,4 +1,4 @@
-"""Requests to leave, as they reach the agent: SIGTERM, SIGINT, SIGUSR1, SIGUSR2, in whatever phase it is."""
+"""Requests to leave, as they reach the agent: SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, in whatever phase it is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from surefoot.launch.process import LEAVE_SIGNALS
+from surefoot.launch.process import LEAVE_SIGNALS, heeded_signals
 
 _Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class LeaveSignals:
-    """While entered, the four signals wake a selector and do nothing else: no code runs between two arbitrary lines of the agent.
+    """While entered, the leave signals wake a selector and do nothing else: no code runs between two arbitrary lines of the agent.
 
     Enter it in the main thread. The kernel's number arrives through a pipe (`signal.set_wakeup_fd`), so none is lost between a check and
     the wait after it.
@@ -28,7 +28,7 @@ class LeaveSignals:
     def __enter__(self) -> LeaveSignals:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in LEAVE_SIGNALS:
+        for number in heeded_signals():
             self._previous[number] = signal.signal(number, _only_wake)
         return self
 

@@ -18,7 +18,7 @@ def main() -> object:
             "pid": os.getpid(),
             "group": os.getpgid(0),
             "fds": [fd for fd in fds if _exists(fd)],
-            "ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+            "ignored": sorted(number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN),
             "listen_fd": os.environ.get("SUREFOOT_LISTEN_FD"),
             "beats_fd": os.environ.get("SUREFOOT_BEATS_FD"),
         }

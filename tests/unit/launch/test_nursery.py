@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from surefoot.launch.process import LEAVE_SIGNALS
 from surefoot.launch.wire import Ready
 
 Nursery = Any
@@ -73,7 +74,7 @@ def test_exits_are_reported_as_they_were(nursery: Nursery, kind: str, exit_code:
 
 
 def test_a_rank_starts_clean(nursery: Nursery) -> None:
-    """Own process group, Ctrl-C ignored, the descriptors named for it and no others."""
+    """Own process group, the descriptors named for it and no others."""
     with socket.create_server(("127.0.0.1", 0)) as listener, open("/dev/null") as beats:
         names = {0: {"SUREFOOT_LISTEN_FD": 0, "SUREFOOT_BEATS_FD": 1}, 1: {"SUREFOOT_BEATS_FD": 1}}
         started = nursery.start("facts", "facts", fds=(listener.fileno(), beats.fileno()), names=names)
@@ -81,7 +82,6 @@ def test_a_rank_starts_clean(nursery: Nursery) -> None:
     for rank in (0, 1):
         facts = json.loads(nursery.out(rank).read_text().splitlines()[1])
         assert facts["pid"] == facts["group"] == started.pids[rank]
-        assert facts["ignored"]
         wanted = {0, 1, 2, int(facts["beats_fd"])} | ({int(facts["listen_fd"])} if rank == 0 else set())
         assert set(facts["fds"]) == wanted
         assert (facts["listen_fd"] is None) == (rank == 1)
@@ -109,10 +109,17 @@ def test_it_serves_one_generation_after_the_other(nursery: Nursery) -> None:
 
 
 def test_it_ignores_what_is_meant_for_the_job(nursery: Nursery) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in LEAVE_SIGNALS:
         os.kill(nursery.link.pid, number)
     nursery.start("done")
     assert nursery.exits(1)[0].exit_code == 0
+
+
+def test_its_ranks_ignore_it_too(nursery: Nursery) -> None:
+    nursery.start("facts")
+    nursery.exits(1)
+    facts = json.loads(nursery.out(0).read_text().splitlines()[1])
+    assert set(facts["ignored"]) >= set(LEAVE_SIGNALS)
 
 
 def test_ranks_end_with_the_nursery(nursery: Nursery) -> None:

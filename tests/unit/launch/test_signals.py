@@ -8,10 +8,11 @@ import signal
 
 import pytest
 
+from surefoot.launch.process import LEAVE_SIGNALS
 from surefoot.launch.signals import LeaveSignals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", LEAVE_SIGNALS)
 def test_a_signal_wakes_and_is_named(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with LeaveSignals() as signals:
@@ -40,3 +41,18 @@ def test_other_signals_are_not_ours() -> None:
             assert signals.take() == []
     finally:
         signal.signal(signal.SIGWINCH, before)
+
+
+def test_a_closing_terminal_is_one_of_them() -> None:
+    assert signal.SIGHUP in LEAVE_SIGNALS
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with LeaveSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.take() == []
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
