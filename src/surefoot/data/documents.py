@@ -44,11 +44,12 @@ class BadRecord:
     line: int
     reason: str
 
-    def as_error(self) -> DataError:
+    def as_error(self, *, skip_command: str) -> DataError:
+        """`skip_command` is the command that would leave such records out."""
         return DataError(
             self.reason,
             where=f"{self.file}:{self.line}",
-            hint="mend the record, or leave such records out with --on-bad-record skip",
+            hint=f"mend the record, or leave such records out: `{skip_command}`",
             file=self.file,
             line=self.line,
         )
@@ -87,16 +88,17 @@ def read_documents(
 
 
 def distinct_documents(
-    files: Iterable[CorpusFile], *, source: str, text_field: str, on_bad_record: OnBadRecord, tally: Tally
+    files: Iterable[CorpusFile], *, source: str, text_field: str, on_bad_record: OnBadRecord, skip_command: str, tally: Tally
 ) -> Iterator[tuple[Document, bytes]]:
     """The documents that count, each with its sha256: empty ones and exact copies of an earlier one are dropped and tallied.
 
-    `on_bad_record` is "fail" (DataError at the first) or "skip" (tallied). Holds 16 bytes per document for finding copies.
+    `on_bad_record` is "fail" (DataError at the first, with `skip_command` as the cure) or "skip" (tallied). Holds 16 bytes per document
+    for finding copies.
     """
 
     def on_bad(bad: BadRecord) -> None:
         if on_bad_record == "fail":
-            raise bad.as_error()
+            raise bad.as_error(skip_command=skip_command)
         tally.bad_records.append(bad)
 
     seen: set[bytes] = set()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from surefoot.core.errors import ConfigError, DataError
+from surefoot.core.hashing import sha256_file
 from surefoot.core.sections import SourceSection
 from surefoot.data.build import build, training_texts
 from surefoot.data.corpus import list_files
@@ -19,9 +22,12 @@ from surefoot.data.shards import TokenStore
 from surefoot.data.survey import Corpus, Progress, Survey, paced, take_survey
 from surefoot.data.tokenizer import Tokenizer, bpe_size, bytes_tokenizer, load_tokenizer, train_bpe
 
+logger = logging.getLogger(__name__)
+
 _MAX_HELDOUT_FRACTION: Final = 0.5
 # For refusing a disk before the first write: more text per token than all but very regular text has, so that no disk is refused wrongly.
 _HIGH_BYTES_PER_TOKEN: Final = 8
+_MAX_NAMED_INPUTS: Final = 3
 
 
 def prepare(
@@ -46,13 +52,20 @@ def prepare(
         hint = f"wanted 0 to {_MAX_HELDOUT_FRACTION}"
         raise ConfigError(f"a held-out fraction of {heldout_fraction}", where="heldout_fraction", hint=hint, got=heldout_fraction)
     heldout_fraction = float(heldout_fraction)  # 0 and 0.0 are one value, but two JSON texts
-    out, progress = Path(os.path.realpath(out)), paced(progress)
     section = only_source(sources)
+    command = prepare_command(section, out=out, tokenizer=tokenizer, heldout_fraction=heldout_fraction, text_field=text_field)
+    out, progress = Path(os.path.realpath(out)), paced(progress)
     with _parallel_tokenizing():
         codec = _given_tokenizer(tokenizer)
         recipe = f"file:{codec.sha256}" if codec and tokenizer != "bytes" else tokenizer
         files = list_files(section.files, source=section.name)
-        corpus = Corpus(source=section.name, files=files, text_field=text_field, on_bad_record=on_bad_record)
+        corpus = Corpus(
+            source=section.name,
+            files=files,
+            text_field=text_field,
+            on_bad_record=on_bad_record,
+            skip_command=f"{command} --on-bad-record skip",
+        )
         with folder_in_making(out) as folder:
             with writing():
                 _refuse_foreign_folder(out)
@@ -65,6 +78,59 @@ def prepare(
             manifest = build(folder, corpus=corpus, survey=survey, codec=codec, recipe=recipe, progress=progress)
             publish(folder, out=out)
     return manifest
+
+
+def check_prepared(path: str | Path, *, tokenizer: str, heldout_fraction: float, sources: Sequence[SourceSection]) -> None:
+    """Raise DataError when the data prepared in `path` is not what a config with these settings would prepare. Reads no document.
+
+    A tokenizer file counts by its bytes. One that is not on this machine cannot be compared: a run folder may be copied without it.
+    """
+    section, manifest = only_source(sources), load_manifest(path)
+    here = {
+        "tokenizer": manifest.tokenizer.recipe,
+        "heldout_fraction": manifest.heldout_fraction,
+        "[[data.sources]] name": ", ".join(manifest.sources),
+    }
+    asked = {
+        "tokenizer": _recipe_in_data(tokenizer, manifest=manifest),
+        "heldout_fraction": float(heldout_fraction),
+        "[[data.sources]] name": section.name,
+    }
+    different = [f"{key} {here[key]}, the config asks for {asked[key]}" for key in asked if asked[key] != here[key]]
+    if different:
+        command = prepare_command(section, out=path, tokenizer=tokenizer, heldout_fraction=heldout_fraction)
+        raise DataError(
+            f"the data here was prepared in another way: {'; '.join(different)}",
+            where=str(path),
+            hint=f"set in the config what the data has, name another [data] path, or replace the data: `{command} --force`",
+            got=here,
+            wanted=asked,
+        )
+
+
+def _recipe_in_data(spec: str, *, manifest: Manifest) -> str:
+    """The recipe that a manifest has for the tokenizer `spec`; the one of `manifest` when that means the same tokenizer."""
+    if bpe_size(spec) is not None or spec == "bytes":
+        return spec
+    here = manifest.tokenizer
+    try:
+        digest = sha256_file(Path(spec))
+    except OSError:
+        if not here.recipe.startswith("file:"):
+            return spec
+        logger.warning("%s is not here: nothing says whether the prepared data was made with it", spec)
+        return here.recipe
+    return here.recipe if digest == here.sha256 else f"file:{digest}"
+
+
+def prepare_command(section: SourceSection, *, out: str | Path, tokenizer: str, heldout_fraction: float, text_field: str = "text") -> str:
+    """The command line that prepares the same. Of many inputs the first stands for all."""
+    inputs = section.files if len(section.files) <= _MAX_NAMED_INPUTS else (section.files[0], "...")
+    options = {"--out": out, "--name": section.name, "--tokenizer": tokenizer, "--heldout-fraction": heldout_fraction}
+    if text_field != "text":
+        options["--text-field"] = text_field
+    words = [*inputs, *(str(word) for option in options.items() for word in option)]
+    return f"surefoot data prepare {shlex.join(words)}"
 
 
 def only_source(sources: Sequence[SourceSection]) -> SourceSection:

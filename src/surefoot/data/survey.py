@@ -42,16 +42,24 @@ def paced(tell: Callable[[Progress], None], *, interval_s: float = 2.0, clock: C
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """How to read one source, again and again in the same order."""
+    """How to read one source, again and again in the same order. `skip_command` is for the error about a bad record."""
 
     source: str
     files: Sequence[CorpusFile]
     text_field: str
     on_bad_record: OnBadRecord
+    skip_command: str
 
     def documents(self, *, tally: Tally) -> Iterator[tuple[Document, bytes]]:
         """One pass: the documents that count with their sha256; `tally` is filled on the way."""
-        return distinct_documents(self.files, source=self.source, text_field=self.text_field, on_bad_record=self.on_bad_record, tally=tally)
+        return distinct_documents(
+            self.files,
+            source=self.source,
+            text_field=self.text_field,
+            on_bad_record=self.on_bad_record,
+            skip_command=self.skip_command,
+            tally=tally,
+        )
 
 
 @dataclass(frozen=True, slots=True)

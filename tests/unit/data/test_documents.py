@@ -181,7 +181,9 @@ def test_a_text_file_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> No
 def tally_of(path: Path, *, on_bad_record: OnBadRecord) -> tuple[list[str], Tally]:
     tally = Tally()
     files = list_files([path], source="text")
-    documents = distinct_documents(files, source="text", text_field="text", on_bad_record=on_bad_record, tally=tally)
+    documents = distinct_documents(
+        files, source="text", text_field="text", on_bad_record=on_bad_record, skip_command="leave them out", tally=tally
+    )
     return [document.text for document, _ in documents], tally
 
 
@@ -197,7 +199,7 @@ def test_fail_stops_at_the_first_bad_record_and_says_where(tmp_path: Path) -> No
     with pytest.raises(DataError, match="broken JSON") as caught:
         tally_of(path, on_bad_record="fail")
     assert caught.value.where == "a.jsonl:2"
-    assert "--on-bad-record skip" in caught.value.hint
+    assert "`leave them out`" in caught.value.hint
 
 
 def test_skip_counts_bad_records(tmp_path: Path) -> None:

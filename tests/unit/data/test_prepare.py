@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surefoot.cli.main import run
 from surefoot.core.clock import ManualClock
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.sections import SourceSection
@@ -24,7 +26,7 @@ from surefoot.core.version import __version__
 from surefoot.data.corpus import list_files
 from surefoot.data.documents import OnBadRecord
 from surefoot.data.manifest import Manifest, Split, load_manifest
-from surefoot.data.prepare import prepare
+from surefoot.data.prepare import check_prepared, prepare, prepare_command
 from surefoot.data.shards import TokenStore
 from surefoot.data.survey import Corpus, Progress, paced, take_survey
 from surefoot.data.tokenizer import bytes_tokenizer, load_tokenizer
@@ -152,6 +154,25 @@ def test_bad_records_are_counted_and_listed_or_fatal(tmp_path: Path) -> None:
     assert [(reject["file"], reject["line"]) for reject in rejects] == [("a.jsonl", 4), ("a.jsonl", 5)]
 
 
+def test_the_cure_for_a_bad_record_is_a_command_that_works(tmp_path: Path) -> None:
+    """Whoever called: `surefoot train` has no such option itself."""
+    (tmp_path / "a b.jsonl").write_text('{"body": "one"}\n{broken\n')
+    source = SourceSection(name="mine", files=(str(tmp_path / "a b.jsonl"),))
+    asked: dict[str, Any] = {"tokenizer": "bpe:300", "heldout_fraction": 0.25}
+    with pytest.raises(DataError, match="broken JSON") as caught:
+        prepare([source], out=tmp_path / "out", text_field="body", **asked)
+    command = shlex.split(caught.value.hint.split("`")[1])
+    assert command[0] == "surefoot"
+    assert run(command[1:]) == 0
+    check_prepared(tmp_path / "out", sources=[source], **asked)
+
+
+def test_of_many_inputs_the_command_names_one() -> None:
+    section = SourceSection(files=tuple(f"{number}.txt" for number in range(9)))
+    command = prepare_command(section, out="out", tokenizer="bytes", heldout_fraction=0.0)
+    assert command == "surefoot data prepare 0.txt ... --out out --name text --tokenizer bytes --heldout-fraction 0.0"
+
+
 def test_copies_and_empty_documents_are_counted(tmp_path: Path) -> None:
     source = prepare_file(write_texts(tmp_path / "a.jsonl", ["a", "", "b", "a"]), tmp_path / "out").sources["text"]
     assert (source.duplicates, source.empty, source.splits["train"].docs) == (1, 1, 2)
@@ -180,7 +201,7 @@ def test_a_tokenizer_is_trained_without_the_held_out_documents(tmp_path: Path) -
     for number in range(200):  # find a prefix under which the odd document is the one held out
         path = write_texts(tmp_path / "b.jsonl", [f"{number} {text}" for text in texts])
         limit = 1e-9
-        corpus = Corpus(source="text", files=list_files([path], source="text"), text_field="text", on_bad_record="fail")
+        corpus = Corpus(source="text", files=list_files([path], source="text"), text_field="text", on_bad_record="fail", skip_command="")
         survey = take_survey(corpus, heldout_fraction=limit, progress=lambda _: None)
         if survey.is_heldout(hashlib.sha256(f"{number} {texts[-1]}".encode()).digest()):
             break
@@ -377,6 +398,51 @@ def test_every_stage_is_told(tmp_path: Path) -> None:
     told: list[Progress] = []
     prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer="bpe:300", progress=told.append)
     assert list(dict.fromkeys(progress.stage for progress in told)) == ["reading", "training tokenizer", "tokenizing"]
+
+
+def check(out: Path, **changes: Any) -> None:
+    settings: dict[str, Any] = {"tokenizer": "bytes", "heldout_fraction": 0, "sources": [SourceSection(name="text", files=("gone.txt",))]}
+    check_prepared(out, **{**settings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokenizer": "bpe:300"}, "tokenizer bytes, the config asks for bpe:300"),
+        ({"tokenizer": "absent.json"}, "tokenizer bytes, the config asks for absent.json"),
+        ({"heldout_fraction": 0.1}, "heldout_fraction 0.0, the config asks for 0.1"),
+        ({"sources": [SourceSection(name="mine", files=("a.jsonl",))]}, "name text, the config asks for mine"),
+    ],
+)
+def test_data_that_was_prepared_in_another_way_is_refused_with_the_cure(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS[:9]), tmp_path / "out")
+    check(tmp_path / "out")
+    with pytest.raises(DataError, match="prepared in another way") as caught:
+        check(tmp_path / "out", **changes)
+    assert words in caught.value.what
+    assert f"--out {tmp_path / 'out'}" in caught.value.hint
+    assert "--force" in caught.value.hint
+
+
+def test_a_tokenizer_file_is_compared_by_its_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_texts(tmp_path / "a.jsonl", TEXTS[:9])
+    mine, other = tmp_path / "mine.json", tmp_path / "other.json"
+    mine.write_bytes(bytes_tokenizer().json_bytes)
+    other.write_bytes(bytes_tokenizer().json_bytes + b"\n")
+    prepare_file(path, tmp_path / "out", tokenizer=str(mine))
+    check(tmp_path / "out", tokenizer=str(shutil.copy(mine, tmp_path / "copy.json")))
+    for spec in ("bytes", str(other)):
+        with pytest.raises(DataError, match="tokenizer file:"):
+            check(tmp_path / "out", tokenizer=spec)
+    assert not caplog.records
+    check(tmp_path / "out", tokenizer=str(tmp_path / "gone.json"))
+    assert "gone.json is not here" in caplog.text
+
+
+def test_the_tokenizer_that_was_trained_is_the_one_of_its_file(tmp_path: Path) -> None:
+    prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer="bpe:300")
+    check(tmp_path / "out", tokenizer="bpe:300")
+    check(tmp_path / "out", tokenizer=str(tmp_path / "out" / "tokenizer.json"))
 
 
 def test_a_failure_of_whoever_is_told_is_not_one_of_the_folder(tmp_path: Path) -> None:
