@@ -29,7 +29,7 @@ name = "{name}"
 dir = "{name}"
 seed = {seed}
 [data]
-path = "prepared"
+path = "{data}"
 tokenizer = "bytes"
 seq_len = 64
 [[data.sources]]
@@ -44,7 +44,7 @@ num_heads = 2
 num_steps = {num_steps}
 global_batch_size = 16
 micro_batch_size = 4
-eval_interval_steps = 50
+eval_interval_steps = 25
 eval_num_samples = 8
 [schedule]
 warmup_steps = 5
@@ -67,12 +67,13 @@ class Run:
     name: str
     num_steps: int
     seed: int = 77
+    data: str = "prepared"
     process: subprocess.Popen[bytes] | None = None
     output: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.output = self.folder / f"{self.name}.out"
-        self.config.write_text(CONFIG.format(name=self.name, num_steps=self.num_steps, seed=self.seed))
+        self.config.write_text(CONFIG.format(name=self.name, num_steps=self.num_steps, seed=self.seed, data=self.data))
 
     @property
     def config(self) -> Path:
@@ -190,11 +191,7 @@ def run_campaign(folder: Path, *, kinds: Sequence[Callable[[Run, random.Random],
     seed = int(os.environ.get("CAMPAIGN_SEED", random.SystemRandom().randrange(1_000_000)))
     draw = random.Random(seed)
     print(f"CAMPAIGN_SEED={seed}")
-    text = folder / "text"
-    text.mkdir()
-    for index in range(80):
-        words = " ".join(f"w{(index * 31 + place * 17) % 97}" for place in range(40 + index))
-        (text / f"{index:03d}.txt").write_text(f"document {index}: {words}")
+    write_text(folder)
 
     undisturbed = Run(folder, "undisturbed", num_steps)
     undisturbed.start()
@@ -209,7 +206,7 @@ def run_campaign(folder: Path, *, kinds: Sequence[Callable[[Run, random.Random],
     assert sorted(got) == sorted(expected) == list(range(1, num_steps + 1))
     assert got == expected, "a step consumed other samples, or two executions of it differ"
     check_resumes(disturbed)
-    executed = sum(len(lines) for lines in executed_steps(disturbed))
+    executed = executed_steps(disturbed)
     assert executed <= num_steps + hits * INTERVAL_STEPS
     print(json.dumps({"kills": hits, "planned": num_steps, "executed": executed, "state_digest": disturbed.digest()}))
 
@@ -230,10 +227,56 @@ def check_resumes(run: Run) -> None:
         assert f"checkpoint {entry.fields['checkpoint']}," in line
 
 
-def executed_steps(run: Run) -> list[list[str]]:
-    """Finished forwards of rank 0 per generation, in steps."""
-    logs = (path.read_text().splitlines() for path in sorted((run.dir / "consumed").glob("g*-rank0.log")))
-    return [lines[::NUM_MICRO_STEPS] for lines in logs]
+def executed_steps(run: Run) -> int:
+    """Steps that rank 0 began over all generations, replays included."""
+    logs = [path.read_text().splitlines() for path in (run.dir / "consumed").glob("g*-rank0.log")]
+    return sum(len(lines[::NUM_MICRO_STEPS]) for lines in logs)
+
+
+def write_text(folder: Path) -> None:
+    text = folder / "text"
+    text.mkdir()
+    for index in range(80):
+        words = " ".join(f"w{(index * 31 + place * 17) % 97}" for place in range(40 + index))
+        (text / f"{index:03d}.txt").write_text(f"document {index}: {words}")
+
+
+def run_leaving(folder: Path, *, num_signals: int, num_steps: int) -> None:
+    """Signals at random moments of a run's life, from data preparation to the end; each start must leave with 75 or be finished."""
+    seed = int(os.environ.get("CAMPAIGN_SEED", random.SystemRandom().randrange(1_000_000)))
+    draw = random.Random(seed)
+    print(f"CAMPAIGN_SEED={seed}")
+    write_text(folder)
+    undisturbed = Run(folder, "undisturbed", num_steps)
+    undisturbed.start()
+    undisturbed.finish(limit_s=300)
+    told = Run(folder, "told", num_steps, data="prepared-while-told")
+    for _ in range(num_signals):
+        told.start()
+        assert told.process is not None
+        time.sleep(draw.uniform(0.3, 6.0))  # a Python that is still starting has no handlers yet, and dies of the signal
+        number = draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+        told.process.send_signal(number)
+        code = told.process.wait(timeout=90)
+        print(f"{number.name}: exit {code} at {told.entries()[-1].step if told.entries() else 'no ledger yet'}")
+        assert code in (0, 75), told.output.read_text()[-3000:]
+        check_ledger(told)
+    told.start()
+    told.finish(limit_s=200)
+    assert told.digest() == undisturbed.digest()
+    assert told.consumed() == undisturbed.consumed()
+    assert executed_steps(told) <= num_steps, "a step was computed twice although every leave saved"
+
+
+@pytest.mark.timeout(400)
+def test_signals_in_any_phase_leave_with_75_and_lose_no_step(tmp_path: Path) -> None:
+    run_leaving(tmp_path, num_signals=5, num_steps=300)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_thirty_signals_in_any_phase_leave_with_75_and_lose_no_step(tmp_path: Path) -> None:
+    run_leaving(tmp_path, num_signals=30, num_steps=2000)
 
 
 @pytest.mark.timeout(400)
@@ -250,9 +293,7 @@ def test_five_kills_of_every_kind_in_one_run_end_with_the_same_bits(tmp_path: Pa
 @pytest.mark.timeout(200)
 def test_another_seed_ends_with_other_bits(tmp_path: Path) -> None:
     """The control: were the digest blind, the campaign could not fail."""
-    (tmp_path / "text").mkdir()
-    for index in range(40):
-        (tmp_path / "text" / f"{index}.txt").write_text(f"document {index} " * 30)
+    write_text(tmp_path)
     digests = set()
     for seed in (1, 2):
         run = Run(tmp_path, f"seed{seed}", 12, seed=seed)

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.config import load_config
 from surefoot.core.records import LedgerEntry
 from surefoot.observe.ledger import read_ledger, verify_ledger
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "foreign_loop.py"
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}  # steps of a millisecond: two threads would mostly wait for each other
 
 
 def run(run_dir: Path, *overrides: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *launcher, str(SCRIPT), f"run.dir={run_dir}", *overrides]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=ENV)
 
 
 def ledger_of(run_dir: Path) -> list[LedgerEntry]:
@@ -28,7 +30,7 @@ def ledger_of(run_dir: Path) -> list[LedgerEntry]:
 
 
 def kill_after_a_commit(run_dir: Path, *overrides: str) -> None:
-    process = subprocess.Popen([sys.executable, str(SCRIPT), f"run.dir={run_dir}", *overrides], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, str(SCRIPT), f"run.dir={run_dir}", *overrides], stdout=subprocess.DEVNULL, env=ENV)
     try:
         deadline_s = time.monotonic() + 90
         while not any(entry.event == "checkpoint.committed" for entry in ledger_of(run_dir)):
@@ -58,6 +60,8 @@ def test_a_killed_foreign_loop_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert len(resumed) == 1
     assert resumed[0].step > 0
     assert verify_ledger(tmp_path / "killed" / "ledger.jsonl").ok
+    assert [entry.event for entry in entries if entry.event.startswith(("lock.", "run.created"))] == ["run.created", "lock.taken_over"]
+    assert load_config(tmp_path / "killed").config.train.num_steps == 400
     digest = entries[-1].fields["state_digest"]
     assert digest == ledger_of(tmp_path / "undisturbed")[-1].fields["state_digest"]
     control = run(tmp_path / "control", many, "run.seed=8")
@@ -67,7 +71,7 @@ def test_a_killed_foreign_loop_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 def test_it_leaves_with_75_when_told_and_goes_on(tmp_path: Path) -> None:
     endless = "train.num_steps=100000"
-    process = subprocess.Popen([sys.executable, str(SCRIPT), f"run.dir={tmp_path / 'run'}", endless], env=dict(os.environ))
+    process = subprocess.Popen([sys.executable, str(SCRIPT), f"run.dir={tmp_path / 'run'}", endless], env=ENV)
     try:
         deadline_s = time.monotonic() + 90
         while not ledger_of(tmp_path / "run"):

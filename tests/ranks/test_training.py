@@ -185,7 +185,7 @@ def test_a_signal_to_one_rank_lets_all_save_and_leave_with_75(run_ranks: RunRank
     told = run_ranks(leave_when_one_is_told, 2, init=False, config=config)
     assert told == [[1, 2, 3, 4, 75], [1, 2, 3, 4, 75]]
     events = [(entry.event, entry.step) for entry in read_ledger(tmp_path / "run" / "ledger.jsonl")]
-    assert events == [("attempt.started", 0), ("checkpoint.committed", 4), ("run.left", 4)]
+    assert events == [("run.created", 0), ("attempt.started", 0), ("checkpoint.committed", 4), ("run.left", 4)]
 
 
 def skip_one(*, rank: int, world_size: int, config: RunConfig, sick_steps: tuple[int, ...]) -> tuple[list[str], bool, int]:

@@ -6,25 +6,29 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from surefoot.cli.console import say
 from surefoot.config import LoadedConfig, load_config
+from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
-from surefoot.core.clock import SystemClock
+from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, DataError, Preempted
-from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
-from surefoot.launch.run_folder import CONFIG_NAME, LEDGER_NAME, open_run_folder, refuse_halted
+from surefoot.launch.run_folder import CONFIG_NAME, compare_run_folder, record_run_folder, refuse_halted
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
-from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.model.sizes import resolve_sizes
+from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters, fold_lineage
+from surefoot.observe.opening import note_take_over, open_ledger
 
 ENTRY = "surefoot.cli.worker:main"
 WARM = (
@@ -63,7 +67,7 @@ def train(
     os.environ["SUREFOOT_ON_DATA_CHANGE"] = on_data_change  # the ranks inherit it; it is a wish of this start, not of the run
     launcher = foreign_launcher(os.environ)
     for warning in loaded.warnings:
-        typer.echo(f"note: {warning}", err=True)
+        say(f"note: {warning}")
     if launcher is not None:
         _train_as_rank_of(launcher, loaded, accepted=tuple(accept_changes or ()))
         return
@@ -81,38 +85,23 @@ def _config_file(target: Path) -> Path:
 
 def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> int:
     run_dir, clock = Path(loaded.config.run.dir), SystemClock()
-    _make_folder(run_dir)
-    with RunLock.acquire(run_dir, job=uuid.uuid4().hex[:12], clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
-        entries = read_ledger(run_dir / LEDGER_NAME)
-        ledger = Ledger(run_dir / LEDGER_NAME, clock=clock, by="agent")
-        if lock.taken_over is not None:
-            counters = fold_counters(entries)
-            ledger.append(
-                Event.LOCK_TAKEN_OVER,
-                generation=counters.generation,
-                attempt=counters.attempt,
-                step=counters.step,
-                reason=lock.taken_over.reason,
-                fields=lock.taken_over.former,
-            )
-        open_run_folder(loaded, ledger=ledger, entries=entries, accepted=accepted)
-        refuse_halted(entries)
-        if _is_over(entries, loaded.config):
-            _say_over(entries, run_dir)
+    with _folder_of(run_dir), RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
+        opened = _open(loaded, lock=lock, clock=clock, by="agent", accepted=accepted)
+        if opened.is_over:
+            _say_over(opened.entries, run_dir)
             return 0
-        _prepare_missing_data(loaded.config)
         _say_start(loaded.config, run_dir)
         agent = Agent(
             loaded.config,
             run_dir=run_dir,
-            num_ranks=_num_ranks(loaded.config),
+            num_ranks=loaded.config.parallel.num_ranks,
             entry=ENTRY,
             warm=WARM,
-            ledger=ledger,
+            ledger=opened.ledger,
             lock=lock,
-            first_generation=fold_counters(entries).generation + 1,
+            first_generation=fold_counters(opened.entries).generation + 1,
             clock=clock,
-            console=typer.echo,
+            console=say,
         )
         exit_code = agent.run()
     _say_end(exit_code, run_dir)
@@ -120,28 +109,70 @@ def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> in
 
 
 def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> None:
-    """One rank of a stock launcher: rank 0 opens the folder, the guard takes the lock, and what we cannot give is said."""
-    from surefoot.cli.worker import set_up_logging, train_here
-    from surefoot.tensors.heap import keep_freed_pages
+    """One rank of a stock launcher. Rank 0 takes the lock and opens the folder while the others wait; what we cannot give is said."""
+    from surefoot.cli.worker import set_up_process, train_here
 
     missing = missing_variables(os.environ)
     if missing:
-        raise ConfigError(
-            f"{launcher} did not set {', '.join(missing)}", where="environment", hint="use torchrun, or srun with a torchrun in it"
-        )
-    if os.environ["RANK"] == "0":
-        run_dir, clock = Path(loaded.config.run.dir), SystemClock()
+        hint = "use torchrun, or srun with a torchrun in it"
+        raise ConfigError(f"{launcher} did not set {', '.join(missing)}", where="environment", hint=hint)
+    run_dir, clock = Path(loaded.config.run.dir), SystemClock()
+
+    def open_on_rank_0() -> RunLock:
         _make_folder(run_dir)
-        entries = read_ledger(run_dir / LEDGER_NAME)
-        ledger = Ledger(run_dir / LEDGER_NAME, clock=clock, by="rank 0")
-        open_run_folder(loaded, ledger=ledger, entries=entries, accepted=accepted)
-        refuse_halted(entries)
-        _prepare_missing_data(loaded.config)
+        lock = RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s)
+        try:
+            _open(loaded, lock=lock, clock=clock, by="rank 0", accepted=accepted)
+        except BaseException:
+            lock.release()
+            raise
         for line in what_is_missing(launcher):
-            typer.echo(line)
-    set_up_logging()
-    keep_freed_pages()
-    train_here(loaded.config)
+            say(line)
+        return lock
+
+    set_up_process()
+    train_here(loaded.config, on_rank_0=open_on_rank_0)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    ledger: Ledger
+    entries: list[LedgerEntry]
+    is_over: bool
+
+
+def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepted: tuple[str, ...]) -> _Opened:
+    """Everything that may refuse comes before anything is written about the run; data is made while the lock is kept alive."""
+    config, run_dir = loaded.config, Path(loaded.config.run.dir)
+    ledger, entries = open_ledger(run_dir, clock=clock, by=by)
+    changes = compare_run_folder(loaded, entries=entries, accepted=accepted)
+    refuse_halted(entries)
+    if not changes and _is_over(entries, config):
+        return _Opened(ledger, entries, is_over=True)
+    with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
+        vocab_size = _prepare_missing_data(config)
+        keeper.check()
+    if not config.model.factory:
+        resolve_sizes(config.model, vocab_size)
+    if lock.taken_over is not None:
+        note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
+    record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes)
+    return _Opened(ledger, entries, is_over=False)
+
+
+def _new_job() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+@contextmanager
+def _folder_of(run_dir: Path) -> Iterator[None]:
+    """The run folder; one that is made here and stays empty, because something was refused, goes again."""
+    _make_folder(run_dir)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # not empty: a run
+            run_dir.rmdir()
 
 
 def _make_folder(run_dir: Path) -> None:
@@ -153,53 +184,59 @@ def _make_folder(run_dir: Path) -> None:
         ) from error
 
 
-def _num_ranks(config: RunConfig) -> int:
-    return config.parallel.num_ranks
-
-
 def _is_over(entries: Sequence[LedgerEntry], config: RunConfig) -> bool:
     newest = fold_lineage(entries).newest()
     return fold_counters(entries).finished and newest is not None and newest.step >= config.train.num_steps
 
 
-def _prepare_missing_data(config: RunConfig) -> None:
-    """Make the prepared data when the config says from what and it is not there. A person's own folder is never overwritten."""
-    path = Path(config.data.path)
+def _prepare_missing_data(config: RunConfig) -> int:
+    """The vocabulary size of the prepared data, which is made first when the config says from what and it is not there.
+
+    A person's own folder is never overwritten; data that was made in another way than [data] says is refused.
+    """
+    path, sources = Path(config.data.path), config.data.sources
     if not config.data.path:
         raise ConfigError("no data", where="[data] path", hint="name a prepared folder, or one to make from [[data.sources]]")
-    if (path / "manifest.json").exists():
-        return
-    if not config.data.sources or not all(source.files for source in config.data.sources):
+    from surefoot.data.manifest import MANIFEST_NAME, load_manifest
+
+    if (path / MANIFEST_NAME).exists():
+        if sources:
+            from surefoot.data.prepare import check_prepared
+
+            check_prepared(path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction, sources=sources)
+        return load_manifest(path).tokenizer.vocab_size
+    if not sources:
         raise DataError(
-            "no prepared data here, and [[data.sources]] names no files to make it from",
+            "no prepared data here, and no [[data.sources]] to make it from",
             where=str(path),
             hint="`surefoot data prepare INPUT --out DIR` makes it",
         )
     from surefoot.data.prepare import prepare
 
-    prepare(
-        config.data.sources,
+    manifest = prepare(
+        sources,
         out=path,
         tokenizer=config.data.tokenizer,
         heldout_fraction=config.data.heldout_fraction,
-        progress=lambda progress: typer.echo(str(progress)),
+        progress=lambda progress: say(str(progress)),
     )
+    return manifest.tokenizer.vocab_size
 
 
 def _say_start(config: RunConfig, run_dir: Path) -> None:
     shown, pid = _shown(run_dir), os.getpid()
-    typer.echo(f"run folder    {shown}, {config.parallel.num_ranks} ranks under agent pid {pid}")
-    typer.echo("in a second terminal:")
-    typer.echo(f"  surefoot status {shown}    where it stands")
-    typer.echo(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")
-    typer.echo(f"  kill {pid}                  or Ctrl-C here: saves and leaves with {EXIT_RETRY}; the same command goes on")
-    typer.echo("")
+    say(f"run folder    {shown}, {config.parallel.num_ranks} ranks under agent pid {pid}")
+    say("in a second terminal:")
+    say(f"  surefoot status {shown}    where it stands")
+    say(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")
+    say(f"  kill {pid}                  or Ctrl-C here: saves and leaves with {EXIT_RETRY}; the same command goes on")
+    say("")
 
 
 def _say_over(entries: Sequence[LedgerEntry], run_dir: Path) -> None:
     newest = fold_lineage(entries).newest()
     if newest is not None:
-        typer.echo(f"the run is finished: {newest.step} steps, checkpoint {newest.id}, state digest {newest.state_digest}")
+        say(f"the run is finished: {newest.step} steps, checkpoint {newest.id}, state digest {newest.state_digest}")
     _say_next(run_dir)
 
 
@@ -207,16 +244,16 @@ def _say_end(exit_code: int, run_dir: Path) -> None:
     if exit_code == 0:
         _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir)
     elif exit_code == EXIT_RETRY:
-        typer.echo(f"left with {EXIT_RETRY}: `surefoot train {_shown(run_dir)}` goes on")
+        say(f"left with {EXIT_RETRY}: `surefoot train {_shown(run_dir)}` goes on")
 
 
 def _say_next(run_dir: Path) -> None:
     shown = _shown(run_dir)
-    typer.echo("what to do next:")
-    typer.echo(f"  surefoot status {shown}                 where it stands")
-    typer.echo(f"  surefoot checkpoint list {shown}        what was kept")
-    typer.echo(f"  surefoot checkpoint verify {shown}      prove the newest one")
-    typer.echo(f"  surefoot ledger {shown} --verify        the history, checked line by line")
+    say("what to do next:")
+    say(f"  surefoot status {shown}                 where it stands")
+    say(f"  surefoot checkpoint list {shown}        what was kept")
+    say(f"  surefoot checkpoint verify {shown}      prove the newest one")
+    say(f"  surefoot ledger {shown} --verify        the history, checked line by line")
 
 
 def _shown(path: Path) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from surefoot.config import load_config
+from surefoot.coordinate.lock import RunLock
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import StepReport
@@ -26,22 +28,24 @@ NUM_SAMPLE_TOKENS = 60
 
 def main() -> None:
     """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
-    set_up_logging()
-    keep_freed_pages()
+    set_up_process()
     run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
     try:
         train_here(load_config(run_dir / "config.toml").config)
     except SurefootError as error:
         sys.stderr.write(f"{error}\n")
         path = rank_paths(run_dir, int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"]))[2]
-        write_atomic(path, dumps(error.as_json()), durable=False)
+        _leave_error(error, path)
         raise SystemExit(error.exit_code) from error
 
 
-def train_here(config: RunConfig) -> None:
-    """Collective over the world. Train to the end in this process; SystemExit when the group leaves, PeerLost when a peer is gone."""
+def train_here(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = None) -> None:
+    """Collective over the world. Train to the end in this process; SystemExit when the group leaves, PeerLost when a peer is gone.
+
+    `on_rank_0` runs there before anything is read, while the others wait: it opens the run folder where no agent did.
+    """
     try:
-        with open_run(config) as (parts, guard):
+        with open_run(config, on_rank_0=on_rank_0) as (parts, guard):
             guard.restore()
             last: StepReport | None = None
             while guard.begin():
@@ -52,6 +56,12 @@ def train_here(config: RunConfig) -> None:
         if is_peer_failure(error):
             raise peer_lost("a reduction of gradients", error) from error
         raise
+
+
+def set_up_process() -> None:
+    """Once per rank, before the first tensor: what its owner decides and no library may."""
+    set_up_logging()
+    keep_freed_pages()
 
 
 def set_up_logging() -> None:
@@ -67,6 +77,14 @@ def set_up_logging() -> None:
     root = logging.getLogger()
     root.addHandler(to_log)
     root.setLevel(logging.WARNING)
+
+
+def _leave_error(error: SurefootError, path: Path) -> None:
+    """For the agent, which says it in these words. On a full disk the exit code must do."""
+    try:
+        write_atomic(path, dumps(error.as_json()), durable=False)
+    except OSError as problem:
+        sys.stderr.write(f"{path}: {problem}\n")
 
 
 def _say_result(parts: Parts, last: StepReport | None, *, run_dir: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from surefoot.coordinate.lease import LeaseKeeper
+from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, SurefootError, TrainingHalted
 from surefoot.core.events import Event
@@ -54,13 +56,15 @@ class Guard:
         data: DataPort,
         evaluation: EvalPort | None = None,
         world: World | None = None,
+        lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
         self._world = world or world_here(config.launch.collective_limit_s)
-        self._place = find_place(config, self._world, clock=self._clock)
+        self._place = find_place(config, self._world, clock=self._clock, lock=lock)
+        self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
         self._state = TrainState(model=model, optimizer=optimizer, data=data)
         self._evaluation = evaluation
         self._gradient_divisor = gradient_divisor
@@ -133,6 +137,8 @@ class Guard:
             self._finish_run()
         if self._leave is not None:
             return self._leave
+        if self._lease is not None:
+            self._lease.check()
         self._times.begin()
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
         return Go(step=self._state.step)
@@ -194,10 +200,9 @@ class Guard:
         held_out = None if self._leave else self._evaluate_if_due()
         saved = None if self._leave else self._save_if_due(signals)
         report = self._report(signals, action, held_out, saved)
-        self._recorder.tell(report)
+        if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
+            self._recorder.tell(report)
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
-        if self._place.lock is not None:
-            self._place.lock.renew()
         if signals.leave_requested and self._leave is None:
             reason = self._requests.reason or "another rank was asked to leave"
             self._recorder.ledger(Event.RUN_LEFT, reason=reason)
@@ -224,6 +229,8 @@ class Guard:
         self._requests.close()
         self._recorder.close(in_order=in_order)
         self._beat.beat(phase=Phase.STOPPED, step=self._state.step)
+        if self._lease is not None:
+            self._lease.close()
         if self._place.lock is not None:
             self._place.lock.release()
 

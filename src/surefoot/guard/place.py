@@ -9,14 +9,18 @@ from pathlib import Path
 from surefoot.coordinate.beats import BeatBoard
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock
-from surefoot.core.errors import SurefootError
+from surefoot.core.config_text import config_text
+from surefoot.core.durable import write_atomic
+from surefoot.core.errors import ConfigError
+from surefoot.core.events import Event
+from surefoot.core.identity import section_hashes
 from surefoot.core.sections import RunConfig
-from surefoot.observe.ledger import read_ledger
 from surefoot.observe.lineage import fold_counters
-from surefoot.tensors.world import World, agree_ok, broadcast_json
+from surefoot.observe.opening import note_take_over, open_ledger
+from surefoot.tensors.world import World, broadcast_json, lead
 
 
-@dataclass
+@dataclass(frozen=True)
 class Place:
     """`lock` is held here only on rank 0 and only where no agent holds it."""
 
@@ -27,24 +31,48 @@ class Place:
     lock: RunLock | None
 
 
-def find_place(config: RunConfig, world: World, *, clock: Clock) -> Place:
-    """Collective over the save group. Rank 0 takes the lock when no agent did; all raise ConfigError when it is held."""
+def find_place(config: RunConfig, world: World, *, clock: Clock, lock: RunLock | None) -> Place:
+    """Collective over the save group. Where no agent opened the run, rank 0 does, under `lock` or one that it takes.
+
+    All ranks raise ConfigError when somebody else holds the run, Corrupt when its ledger is not what was written.
+    """
     beats_fd = os.environ.get("SUREFOOT_BEATS_FD")
     if beats_fd is not None:
         run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
         return Place(run_dir, int(os.environ["SUREFOOT_GENERATION"]), under_agent=True, board=BeatBoard.attach(int(beats_fd)), lock=None)
     run_dir = Path(config.run.dir or Path("runs") / config.run.name)
-    lock: RunLock | None = None
-    error: SurefootError | None = None
-    generation = 0
-    if world.leads:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            lock = RunLock.acquire(run_dir, job=f"pid-{os.getpid()}", clock=clock, lease_s=config.launch.lease_s)
-            generation = fold_counters(read_ledger(run_dir / "ledger.jsonl")).generation + 1
-        except SurefootError as found:
-            error = found
-    if (agreed := agree_ok(world, error)) is not None:
-        raise agreed
+    opened = lead(world, lambda: _open_run(config, run_dir, clock=clock, lock=lock))
+    held, generation = opened or (None, 0)
     generation = int(broadcast_json(world, generation))
-    return Place(run_dir, generation, under_agent=False, board=BeatBoard.create(world.size, generation=generation), lock=lock)
+    board = BeatBoard.create(world.size, generation=generation)  # private to this process: nobody watches it
+    return Place(run_dir, generation, under_agent=False, board=board, lock=held)
+
+
+def _open_run(config: RunConfig, run_dir: Path, *, clock: Clock, lock: RunLock | None) -> tuple[RunLock, int]:
+    """The held lock and the number of the generation that begins. Writes `config.toml` where nobody has."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder cannot be made: {error.strerror}", where=str(run_dir), hint="choose another [run] dir"
+        ) from error
+    held = lock or RunLock.acquire(run_dir, job=f"pid-{os.getpid()}", clock=clock, lease_s=config.launch.lease_s)
+    try:
+        ledger, entries = open_ledger(run_dir, clock=clock, by="rank 0")
+        counters = fold_counters(entries)
+        if held.taken_over is not None and lock is None:
+            note_take_over(ledger, entries, reason=held.taken_over.reason, former=held.taken_over.former)
+        if not (run_dir / "config.toml").exists():
+            write_atomic(run_dir / "config.toml", config_text(config, folder=run_dir, run_dir="."))
+        if not any(entry.event == Event.RUN_CREATED for entry in entries):
+            ledger.append(
+                Event.RUN_CREATED,
+                generation=counters.generation,
+                attempt=counters.attempt,
+                step=counters.step,
+                fields={"config_hashes": section_hashes(config)},
+            )
+        return held, counters.generation + 1
+    except BaseException:
+        held.release()
+        raise

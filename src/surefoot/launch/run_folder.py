@@ -1,74 +1,86 @@
-"""Opening a run folder: a new one is made, an old one is compared with what is asked of it now."""
+"""A run folder and what is asked of it: compared first, recorded when the run is about to start."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from surefoot.config import LoadedConfig, load_config, resolved_toml
+from surefoot.coordinate.lock import LOCK_NAME
 from surefoot.core.durable import write_atomic
-from surefoot.core.errors import ConfigError, TrainingHalted
+from surefoot.core.errors import ConfigError, SurefootError, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.core.identity import SettingChange, diff_sections, section_hashes
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import HASHED_SECTIONS
-from surefoot.observe.ledger import Ledger
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.lineage import fold_counters
 
 CONFIG_NAME = "config.toml"
-LEDGER_NAME = "ledger.jsonl"
+_OWN_COMMENT = re.compile(r" # (.+)$")
 
 
-def open_run_folder(loaded: LoadedConfig, *, ledger: Ledger, entries: Sequence[LedgerEntry], accepted: Sequence[str]) -> None:
-    """Write `config.toml` of a new run, or check that the run there is this one. Call with the run's lock held.
+def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], accepted: Sequence[str]) -> list[SettingChange]:
+    """What `loaded` changes about the run in its folder, all of it accepted. Writes nothing; call with the run's lock held.
 
-    Raises ConfigError when hashed settings differ and their section is not in `accepted` (an accepted difference is ledgered), and when
-    the folder holds something else than a run.
+    Raises ConfigError when hashed settings differ and their section is not in `accepted`, and when the folder holds something else than a
+    run. A run whose training never began has nothing to protect: its config may be corrected freely.
     """
-    unknown = [section for section in accepted if section not in ("run", *HASHED_SECTIONS)]
-    if unknown:
-        close = get_close_matches(unknown[0], HASHED_SECTIONS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"the sections are {', '.join(('run', *HASHED_SECTIONS))}"
-        raise ConfigError(f"there is no section {unknown[0]!r} whose changes could be accepted", where="--accept-changes", hint=hint)
+    _refuse_unknown_sections(accepted)
     run_dir = Path(loaded.config.run.dir)
     config_path = run_dir / CONFIG_NAME
-    counters = fold_counters(entries)
     if not config_path.exists():
         _refuse_foreign_folder(run_dir)
-        write_atomic(config_path, resolved_toml(loaded, run_dir))
-        ledger.append(
-            Event.RUN_CREATED,
-            generation=counters.generation,
-            attempt=counters.attempt,
-            step=0,
-            fields={"config_hashes": section_hashes(loaded.config)},
-        )
-        return
+        return []
+    if not any(entry.event == Event.ATTEMPT_STARTED for entry in entries):
+        return []
     changes = diff_sections(load_config(config_path).config, loaded.config)
     refused = [change for change in changes if change[0] not in accepted]
     if refused:
-        sections = sorted({section for section, *_ in refused})
+        flags = " ".join(f"--accept-changes {section}" for section in sorted({section for section, *_ in refused}))
         raise ConfigError(
             f"the run there was started with another config: {_words(refused)}",
             where=str(config_path),
-            hint=f"`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew; "
-            + " ".join(f"--accept-changes {section}" for section in sections)
-            + " goes on with the new values",
+            hint=f"`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew; {flags} goes on with the new values",
             changes=refused,
         )
-    for section in sorted({section for section, *_ in changes}):
+    return changes
+
+
+def record_run_folder(loaded: LoadedConfig, *, ledger: Ledger, entries: Sequence[LedgerEntry], changes: Sequence[SettingChange]) -> None:
+    """Make the folder say what is about to run: accepted changes into the ledger, then `config.toml`.
+
+    In this order a crash in between only has the same changes accepted once more.
+    """
+    run_dir, counters = Path(loaded.config.run.dir), fold_counters(entries)
+    hashes = section_hashes(loaded.config)
+
+    def append(event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object]) -> None:
         ledger.append(
-            Event.CONFIG_ACCEPTED,
+            event,
             generation=counters.generation,
             attempt=counters.attempt,
             step=counters.step,
-            rule="--accept-changes",
-            reason=_words([change for change in changes if change[0] == section]),
-            fields={"section": section, "hash": section_hashes(loaded.config)[section]},
+            rule=rule,
+            reason=reason,
+            fields=fields,
         )
-    if loaded.path != config_path:
-        write_atomic(config_path, resolved_toml(loaded, run_dir))
+
+    for section in sorted({section for section, *_ in changes}):
+        words = _words([change for change in changes if change[0] == section])
+        fields = {"section": section, "hash": hashes[section]}
+        append(Event.CONFIG_ACCEPTED, rule="--accept-changes", reason=words, fields=fields)
+    try:
+        _write_config(loaded, run_dir / CONFIG_NAME)
+    except OSError as error:
+        raise SurefootError(
+            f"the config could not be written: {error.strerror}", where=str(run_dir / CONFIG_NAME), hint="is the disk full or read-only?"
+        ) from error
+    if not any(entry.event == Event.RUN_CREATED for entry in entries):
+        append(Event.RUN_CREATED, fields={"config_hashes": hashes})
 
 
 def refuse_halted(entries: Sequence[LedgerEntry]) -> None:
@@ -87,9 +99,38 @@ def refuse_halted(entries: Sequence[LedgerEntry]) -> None:
         )
 
 
+def _write_config(loaded: LoadedConfig, path: Path) -> None:
+    """Only when it changes. Started from the run's own config, values that were not overridden keep the origin that stands there."""
+    if path.exists() and path.samefile(loaded.path):
+        if "override" not in loaded.origins.values():
+            return
+        lines = loaded.text.splitlines()
+        own = f"{path.name}:"
+        kept = {
+            setting: _own_origin(lines[int(origin.removeprefix(own)) - 1], default=origin) if origin.startswith(own) else origin
+            for setting, origin in loaded.origins.items()
+        }
+        loaded = replace(loaded, origins=kept)
+    write_atomic(path, resolved_toml(loaded, path.parent))
+
+
+def _own_origin(line: str, *, default: str) -> str:
+    found = _OWN_COMMENT.search(line)
+    return found[1] if found else default
+
+
+def _refuse_unknown_sections(accepted: Sequence[str]) -> None:
+    known = ("run", *HASHED_SECTIONS)
+    for section in accepted:
+        if section not in known:
+            close = get_close_matches(section, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the sections are {', '.join(known)}"
+            raise ConfigError(f"there is no section {section!r} whose changes could be accepted", where="--accept-changes", hint=hint)
+
+
 def _refuse_foreign_folder(run_dir: Path) -> None:
-    ours = {"lock", LEDGER_NAME, "live.json"}
-    strange = sorted(path.name for path in run_dir.iterdir() if path.name not in ours and not path.name.startswith("."))
+    ours = {LOCK_NAME, LEDGER_NAME, "live.json", "logs", "incidents"}
+    strange = sorted(path.name for path in run_dir.iterdir() if path.name not in ours and not path.name.startswith((".", f"{LOCK_NAME}.")))
     if strange:
         raise ConfigError(
             f"the folder holds {', '.join(strange[:3])} but no {CONFIG_NAME}: it is not a run",

@@ -7,9 +7,10 @@ a process group (one rank) every collective is the identity, and no store or soc
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from surefoot.core.errors import PeerLost, SurefootError
 from surefoot.core.strict_json import canonical
 
 ProcessGroup = dist.ProcessGroup
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,26 @@ def agree_ok(world: World, error: SurefootError | None) -> SurefootError | None:
                 return error
             return _error_from(other, rank)
     return None
+
+
+def lead(world: World, part: Callable[[], T]) -> T | None:
+    """Collective over the save group. Run a part on rank 0 while the others wait; all ranks raise what it raised. None on the others.
+
+    Bounded by the timeout of the group.
+    """
+    result: T | None = None
+    error: SurefootError | None = None
+    if world.leads:
+        try:
+            result = part()
+        except SurefootError as found:
+            error = found
+        except Exception as found:  # the boundary to the other ranks: they wait for an outcome, whatever it is
+            error = SurefootError(f"{type(found).__name__}: {found}", where="rank 0")
+            error.__cause__ = found
+    if (agreed := agree_ok(world, error)) is not None:
+        raise agreed
+    return result
 
 
 def _error_from(told: dict[str, Any], rank: int) -> SurefootError:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from surefoot.coordinate.lock import RunLock
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.guard import Guard
 from surefoot.tensors.process_group import connected, set_threads
+from surefoot.tensors.world import lead
 from surefoot.train.build import build_parts, make_deterministic
 from surefoot.train.step import Parts, train_step
 
 
 @contextmanager
-def open_run(config: RunConfig) -> Iterator[tuple[Parts, Guard]]:
-    """Collective over the world. Everything built and guarded, nothing restored yet; closed on the way out."""
+def open_run(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = None) -> Iterator[tuple[Parts, Guard]]:
+    """Collective over the world. Everything built and guarded, nothing restored yet; closed on the way out.
+
+    `on_rank_0` runs on rank 0 before anything is built, and hands the run's lock over to the guard; all ranks raise what it raised.
+    """
     set_threads(config.launch)
     make_deterministic(config.numerics)
     with connected(config.launch) as world:
+        lock = lead(world, on_rank_0) if on_rank_0 else None
         parts = build_parts(config, world)
         with Guard(
             config,
@@ -27,6 +33,7 @@ def open_run(config: RunConfig) -> Iterator[tuple[Parts, Guard]]:
             data=parts.data,
             evaluation=parts.evaluation,
             world=world,
+            lock=lock,
         ) as guard:
             yield parts, guard
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.config import load_config, resolved_toml
-from surefoot.core.config_paths import absolute_path, relative_path
 from surefoot.config.schema import Setting, sections, settings_of
+from surefoot.core.config_paths import absolute_path, relative_path
 
 Write = Callable[[str], Path]
 
