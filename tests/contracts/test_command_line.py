@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.cli.init import STARTER
 from surefoot.cli.verbs import NOT_IN_THIS_RELEASE, VERBS, available_verbs
+from surefoot.config.presets import PRESETS, count_parameters
 
 Surefoot = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = {"torch", "pyarrow", "wandb", "tokenizers"}
@@ -25,13 +28,35 @@ def help_calls() -> list[tuple[str, ...]]:
     return calls
 
 
+def examples_of(page: str) -> str:
+    """The examples of a help page, in one line."""
+    return " ".join(re.split(r"^\w+:$", page.partition("Example")[2].partition(":")[2], flags=re.MULTILINE)[0].split())
+
+
+def commands_of(page: str) -> set[str]:
+    """The verbs that a help page lists."""
+    listed = re.split(r"^\S|^  Examples:", page.partition("Commands:\n")[2], flags=re.MULTILINE)[0]
+    return {line.split()[0] for line in listed.splitlines() if line.strip()}
+
+
+def test_pages_are_read_as_people_read_them() -> None:
+    page = "Usage: surefoot x\n\n  Example: surefoot x\n  now\n\nOptions:\n  --help  surefoot y\n\nCommands:\n  a  One.\n  b  Two.\n"
+    assert examples_of(page) == "surefoot x now"
+    assert commands_of(page) == {"a", "b"}
+    assert examples_of(page.replace("Example", "For")) == ""
+
+
 @pytest.mark.parametrize("call", help_calls(), ids=" ".join)
 def test_help_has_examples_and_loads_nothing_heavy(
     call: tuple[str, ...], modules_after: Callable[[str], set[str]], surefoot: Surefoot
 ) -> None:
     page = surefoot(*call, "--help")
     assert page.returncode == 0, page.stderr
-    assert call[0] in WITH_VERBS or "surefoot" in page.stdout.partition("\n")[2] if call else "Examples:" in page.stdout
+    if len(call) == 1 and call[0] in WITH_VERBS:
+        assert commands_of(page.stdout) == set(WITH_VERBS[call[0]])
+    else:
+        words = ("init",) if call == ("plan",) else call  # what is not there yet has no example of its own
+        assert " ".join(("surefoot", *words)) in examples_of(page.stdout)
     loaded = modules_after(f"import surefoot.cli.main as main\nassert main.run({[*call, '--help']!r}) == 0")
     assert not loaded & HEAVY
 
@@ -42,9 +67,7 @@ def test_config_show_loads_nothing_heavy(modules_after: Callable[[str], set[str]
 
 
 def test_help_lists_every_verb_that_is_there_and_no_other(surefoot: Surefoot) -> None:
-    page = surefoot("--help").stdout
-    listed = {line.split()[0] for line in page.partition("Commands:")[2].partition("Examples:")[0].splitlines() if line.strip()}
-    assert listed == set(available_verbs())
+    assert commands_of(surefoot("--help").stdout) == set(available_verbs())
     assert set(available_verbs()) <= set(VERBS)
     assert not set(NOT_IN_THIS_RELEASE) & set(VERBS)
 
@@ -145,6 +168,13 @@ def test_init_writes_a_config_that_loads_and_never_overwrites(tmp_path: Path, su
     assert second.returncode == 2
     assert "there is a config already" in second.stderr
     assert (tmp_path / "my-run" / "run.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", [STARTER, (Path(__file__).parents[2] / "examples" / "quickstart.toml").read_text()])
+def test_the_size_that_a_config_tells_is_that_of_its_preset(text: str) -> None:
+    told = re.search(r'preset = "quickstart" +# ([\d.]+)M parameters', text)
+    assert told
+    assert f"{count_parameters(PRESETS['quickstart'], vocab_size=8192) / 1e6:.1f}" == told[1]
 
 
 def test_init_into_a_file_is_refused(tmp_path: Path, surefoot: Surefoot) -> None:
