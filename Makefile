@@ -25,6 +25,7 @@ help:
 	@echo "make fix       format and mend what can be mended"
 	@echo "make bench     the benchmark against a plain loop"
 	@echo "make campaign  the long fault campaigns"
+	@echo "make gpu       the checks that need a GPU"
 
 install:
 	@TORCH_INDEX="$(TORCH_INDEX)" PYTHON="$(PYTHON)" scripts/install.sh
@@ -50,8 +51,7 @@ contracts unit ranks drills: install
 	@$(TIMED) $@ $(PYTEST) tests/$@
 
 gpu: install
-	@ls tests/gpu/test_*.py >/dev/null 2>&1 || { echo "there are no GPU tests yet: see docs/gpu-checks.md"; exit 1; }
-	@$(BIN)/python -m pytest -m gpu tests/gpu
+	@scripts/gpu-checks
 
 fix: install
 	@$(BIN)/ruff check --fix .

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -88,6 +90,19 @@ def test_every_timed_area_has_a_budget(root: Path) -> None:
     budget = tomllib.loads((root / ".ci" / "minutes.toml").read_text())["minutes"]
     assert sum(minutes for area, minutes in budget.items() if area != "total") <= budget["total"] <= 25
     assert set(budget) >= {"install", "static", "contracts", "unit", "ranks", "drills"}
+
+
+def test_gpu_checks_without_a_gpu_say_so_and_fail(root: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([root / "scripts" / "gpu-checks"], capture_output=True, text=True, timeout=100, check=False, env=environment)
+    assert result.returncode == 1
+    assert "torch " in result.stdout
+    assert "NOTHING was checked" in result.stderr
+
+
+def test_every_file_of_gpu_checks_is_told(root: Path) -> None:
+    page = (root / "docs" / "gpu-checks.md").read_text()
+    assert {path.name for path in (root / "tests" / "gpu").glob("test_*.py")} == set(re.findall(r"test_\w+\.py", page))
 
 
 def test_minutes_are_added_up_per_area_and_held_against_the_budget(root: Path) -> None:
