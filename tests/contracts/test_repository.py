@@ -89,7 +89,10 @@ def test_the_version_is_asked_in_one_place(root: Path) -> None:
 def test_every_timed_area_has_a_budget(root: Path) -> None:
     budget = tomllib.loads((root / ".ci" / "minutes.toml").read_text())["minutes"]
     assert sum(minutes for area, minutes in budget.items() if area != "total") <= budget["total"] <= 25
-    assert set(budget) >= {"install", "static", "contracts", "unit", "ranks", "drills"}
+    assert set(budget) >= {"install", "quickstart", "static", "contracts", "unit", "ranks", "drills"}
+    timed = set(re.findall(r"(?:scripts/timed|\$\(TIMED\)) (\w+)", (root / ".ci" / "run").read_text() + (root / "Makefile").read_text()))
+    assert timed
+    assert timed <= set(budget)
 
 
 def test_gpu_checks_without_a_gpu_say_so_and_fail(root: Path) -> None:
