@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from surefoot.config.reference import reference
+from surefoot.config.schema import sections, settings_of
+from surefoot.core.events import Event
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -71,6 +73,33 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     )
     for index, block in enumerate(blocks):
         assert appears(block.expected, printed=printed[index]), f"promised:\n{block.expected}\nprinted:\n{printed[index]}"
+    architecture = (ROOT / "docs" / "architecture.md").read_text()
+    for entry in (tmp_path / "runs").glob("*/[!.]*"):
+        assert re.search(rf"`{re.escape(entry.name)}[/`]", architecture), f"a run folder holds {entry.name}, and no page says so"
+
+
+def test_every_command_of_the_quick_start_is_executed() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    assert not re.findall(r"^```(?:bash|python)$", page, re.MULTILINE), "mark the block: bash run, python run"
+    executed = "\n".join(block.body for block in runnable_blocks(page))
+    for verb in ("doctor", "config show", "train", "status", "ledger", "checkpoint list", "checkpoint verify", "init", "data prepare"):
+        assert f"surefoot {verb} " in executed or f"surefoot {verb}\n" in executed, verb
+
+
+def test_settings_that_pages_name_exist() -> None:
+    known = {f"{name}.{key}" for name, section in sections().items() for key in settings_of(section)} | {str(event) for event in Event}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        named = re.findall(rf"`((?:{'|'.join(sections())})\.\w+)`", page.read_text())
+        assert set(named) <= known, page.name
+
+
+def test_every_room_is_told_and_those_that_are_empty_too() -> None:
+    """What is announced for later has no code yet, and what has code is not announced for later."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE))
+    rooms = {path.parent.name: path.parent for path in (ROOT / "src" / "surefoot").glob("*/__init__.py")}
+    assert set(rows) == set(rooms)
+    empty = {name for name, folder in rooms.items() if {path.name for path in folder.glob("*.py")} == {"__init__.py"}}
+    assert empty == {name for name, text in rows.items() if re.fullmatch(r"[^()]*\(not in this release\)", text)}
 
 
 def test_blocks_are_found_with_their_outputs() -> None:
