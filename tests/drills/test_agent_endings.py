@@ -41,6 +41,21 @@ def test_a_stop_that_the_group_agreed_on(start_agent: StartAgent) -> None:
     assert not (agent.run_dir / "incidents").exists()
 
 
+def test_a_deterministic_stop_that_the_group_agreed_on_points_to_what_exists(start_agent: StartAgent) -> None:
+    agent = start_agent(faults={"1": {"0": "exit:93", "1": "exit:93"}})
+    assert agent.wait() == 93
+    assert agent.error()["what"].startswith("every rank left with exit code 93")
+    assert agent.error()["hint"] == f"evidence: {agent.run_dir}/logs/g1"
+
+
+def test_a_rank_that_hangs_after_the_last_step_is_restarted(start_agent: StartAgent) -> None:
+    agent = start_agent(num_steps=5, faults={"1": {"1": "endless"}}, launch={"end_limit_s": 1.0})
+    assert agent.wait() == 0
+    (lost,) = agent.entries("rank.lost")
+    assert lost.reason == "rank 0 is done, but 1 s later not rank 1"
+    assert len(agent.entries("generation.started")) == 2
+
+
 def test_a_crash_is_restarted(start_agent: StartAgent) -> None:
     agent = start_agent(faults={"1": {"0": "raise"}})
     assert agent.wait() == 0

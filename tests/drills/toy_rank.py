@@ -1,7 +1,8 @@
 """A torch-free training job for drills of the agent: it counts steps, remembers them in a file, leaves when asked, and fails on order.
 
 `TOY` in the environment is JSON: {num_steps, step_s, warm_s, faults: {"<generation>": {"<rank>": "<fault>"}}}. Faults: `exit:<code>`,
-`complain:<code>` (with an error file), `raise`, `segfault`, `stuck` (before the first step), `deaf` (does not leave), `slow-start`, `loud`.
+`complain:<code>` (with an error file), `raise`, `segfault`, `stuck` (before the first step), `deaf` (does not leave), `slow-start`, `loud`,
+`worker` (starts a process that ends only when it is killed, and writes its pid to `worker_<rank>`), `endless` (done, but never ends).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def main() -> int:
     slot.beat(phase=Phase.RESTORE)
     if fault == "stuck":
         time.sleep(1000)
+    if fault == "worker":
+        start_worker(run_dir, rank)
     if fault == "slow-start":
         time.sleep(0.5)
     saved = run_dir / "saved"
@@ -48,7 +51,20 @@ def main() -> int:
         if step % 3 == 0:
             fail(fault, run_dir=run_dir, generation=generation, rank=rank)
     slot.beat(phase=Phase.STOPPED, step=step)
+    if fault == "endless":
+        time.sleep(1000)
     return 0
+
+
+def start_worker(run_dir: Path, rank: int) -> None:
+    """As a data loader does: a child in the rank's process group that knows nothing of the agent."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(1000)
+        os._exit(0)
+    part = run_dir / f"worker_{rank}.part"
+    part.write_text(str(pid))
+    part.rename(run_dir / f"worker_{rank}")
 
 
 def fail(fault: str, *, run_dir: Path, generation: int, rank: int) -> None:

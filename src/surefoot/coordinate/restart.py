@@ -36,7 +36,7 @@ class RestartHistory:
 def decide(history: RestartHistory, fault: Fault, limits: LaunchSection) -> tuple[Instruction, RestartHistory]:
     """What to do about `fault`, and the history to go on with. Of several faults of one generation pass the first."""
     history = _with_progress(history, step=fault.step)
-    what = describe(fault)
+    what = f"{fault.reason} (step {fault.step})"
     code = fault.exit_code
     if code is not None and code in _FINAL:
         return _stop(code, f"{what} ({error_for_exit_code(code).__name__}): a restart would end the same way", _FINAL[code]), history
@@ -67,15 +67,3 @@ def _restart(history: RestartHistory, what: str, limits: LaunchSection) -> tuple
 
 def _stop(exit_code: int, reason: str, grade: Grade) -> Instruction:
     return Instruction("stop", reason, grade, exit_code=exit_code)
-
-
-def describe(fault: Fault) -> str:
-    """'rank 1 was killed by signal 9 at step 40'."""
-    who = f"rank {fault.rank}" if fault.rank is not None else fault.what
-    if fault.what == "init-deadline":
-        how = "did not reach its first step in time"
-    elif fault.signal is not None:
-        how = f"was killed by signal {fault.signal}"
-    else:
-        how = f"exited with code {fault.exit_code}"
-    return f"{who} {how} at step {fault.step}"

@@ -322,9 +322,13 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A process that ended, seen from outside: `exit_code` if it left by itself, `signal` if it was killed."""
+    """A process that ended, seen from outside: `exit_code` if it left by itself, `signal` if it was killed, neither if we ended it.
+
+    `reason` says it in words, as whoever saw it knows it: "rank 1 was killed by SIGKILL".
+    """
 
     what: Literal["rank", "nursery", "init-deadline"]
+    reason: str
     rank: int | None
     exit_code: int | None
     signal: int | None

@@ -152,6 +152,12 @@ class LaunchSection:
     init_limit_s: float = setting(120.0, "from fork to the first beat of the loop, restore included", unit="s", low=1.0)
     collective_limit_s: float = setting(300.0, "timeout of every process group; torch would wait 1800 s", unit="s", low=1.0)
     grace_s: float = setting(60.0, "from a request to leave until the workers are killed", unit="s", low=1.0)
+    end_limit_s: float = setting(
+        300.0,
+        "from the first rank that is done until the others must be: rank 0 may still work on metrics and a sample; one that hangs is lost",
+        unit="s",
+        low=1.0,
+    )
     settle_s: float = setting(0.5, "after a rank failed, how long the others may still say why before they are killed", unit="s", low=0.0)
     kill_limit_s: float = setting(
         60.0, "a killed worker must be gone by then; accelerator drivers can hold it for most of this", unit="s", low=1.0
@@ -163,6 +169,13 @@ class LaunchSection:
 @dataclass(frozen=True, slots=True)
 class ObserveSection:
     status_interval_s: float = setting(1.0, "how often live.json is renewed", unit="s", low=0.1)
+    keep_generations: int = setting(20, "log folders of the newest ones; as many as launch.max_restarts allows one agent", low=1)
+    max_log_bytes: int = setting(
+        64 << 20,
+        "a log file of a rank that is larger is moved to a .1 beside it: a rank that warns at every step must not fill the disk",
+        unit="bytes",
+        low=4096,
+    )
 
 
 @dataclass(frozen=True, slots=True)

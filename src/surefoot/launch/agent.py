@@ -14,20 +14,20 @@ from pathlib import Path
 from surefoot.coordinate.lock import RunLock
 from surefoot.coordinate.restart import RestartHistory, decide
 from surefoot.core.clock import Clock
-from surefoot.core.errors import EXIT_DONE, EXIT_RETRY
+from surefoot.core.errors import EXIT_DONE, EXIT_RETRY, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.records import Fault, Instruction
 from surefoot.core.sections import RunConfig
 from surefoot.launch.crew import Crew
 from surefoot.launch.ending import Ending
-from surefoot.launch.evidence import ending_words, incident_path, stop_error
+from surefoot.launch.evidence import ending_words, stop_error
 from surefoot.launch.generation import Post, follow, fork_ranks, put_down
 from surefoot.launch.logs import Echo, nursery_log
-from surefoot.launch.run_folder import refuse_halted
 from surefoot.launch.signals import LeaveSignals
 from surefoot.launch.status import Pulse
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import NurseryGone, Watch
+from surefoot.observe.halts import refuse_halted
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
 
@@ -54,7 +54,7 @@ class Agent:
         clock: Clock,
         console: Callable[[str], None],
     ) -> None:
-        self._launch = config.launch
+        self._launch, self._observe = config.launch, config.observe
         self._run_dir = run_dir.absolute()
         self._num_ranks = num_ranks
         self._ledger = ledger
@@ -62,7 +62,7 @@ class Agent:
         self._generation = first_generation - 1
         self._clock = clock
         self._console = console
-        self._nursery = WarmNursery(entry=entry, warm=warm, log_path=nursery_log(self._run_dir))
+        self._nursery = WarmNursery(entry=entry, warm=warm, log_path=nursery_log(self._run_dir), kill_limit_s=config.launch.kill_limit_s)
         self._pulse = Pulse(
             self._run_dir, lock=lock, status_interval_s=config.observe.status_interval_s, lease_s=config.launch.lease_s, clock=clock
         )
@@ -79,15 +79,22 @@ class Agent:
         """
         with LeaveSignals() as signals:
             watch = Watch(signals, clock=self._clock, on_look=self._look)
-            post = Post(self._run_dir, self._launch, self._clock, watch, self._nursery, Echo(self._console))
+            post = Post(self._run_dir, self._launch, self._observe, self._clock, watch, self._nursery, Echo(self._console))
             try:
                 while (ending := self._run_generation(post)).kind == "failed":
                     instruction = self._decide(ending)
                     self._wait(post, wait_s=instruction.wait_s)
                 return EXIT_DONE if ending.kind == "finished" else EXIT_RETRY
             finally:
-                self._nursery.drop()
-                post.echo.close()
+                self._close(post)
+
+    def _close(self, post: Post) -> None:
+        """No rank is left by now, so a nursery that cannot be ended changes nothing about how the run ended."""
+        try:
+            self._nursery.drop(post.watch)
+        except SurefootError as error:
+            logger.warning("%s", error)
+        post.echo.close()
 
     def _run_generation(self, post: Post) -> Ending:
         """One start of the ranks and how it ended. Nothing of it is left when this returns."""
@@ -102,7 +109,7 @@ class Agent:
                 ending = follow(post, crew)
                 self._step = crew.step() or self._step
                 if not ending.in_good_order:
-                    put_down(post, crew, ending)
+                    ending = put_down(post, crew, ending)
             finally:
                 self._crew = None
                 crew.close()
@@ -123,7 +130,7 @@ class Agent:
         if ending.what is not None:
             event = Event.NURSERY_LOST if ending.what == "nursery" else Event.RANK_LOST
             fault = self._fault(ending)
-            fields = {"rank": fault.rank, "exit_code": fault.exit_code, "signal": fault.signal, "incident": self._incident()}
+            fields = {"rank": fault.rank, "exit_code": fault.exit_code, "signal": fault.signal, "incident": self._relative(ending.evidence)}
             self._append(event, rule=ending.what, reason=ending.reason, fields=fields)
         if ending.kind == "left":
             logger.warning("%s", ending.reason)
@@ -143,35 +150,29 @@ class Agent:
             instruction.reason,
             f"in {instruction.wait_s:g} s" if instruction.wait_s else "",
             f"last words: {words}" if words else "",
-            f"evidence: {incident_path(self._run_dir, self._generation)}",
+            f"evidence: {ending.evidence}" if ending.evidence else "",
         ]
         logger.warning("%s", "; ".join(part for part in parts if part))
         return instruction
 
     def _fault(self, ending: Ending) -> Fault:
-        ended, code = ending.culprit, self._nursery.last_code
-        if ending.what == "nursery" and code is not None:
-            own, number = (code, None) if code >= 0 else (None, -code)
-            return Fault("nursery", None, own, number, self._step, self._clock.monotonic_s())
-        return Fault(
-            ending.what or "rank",
-            ended.rank if ended else None,
-            ended.exit_code if ended else None,
-            ended.signal if ended else None,
-            self._step,
-            self._clock.monotonic_s(),
-        )
+        ended, code = ending.culprit, self._nursery.last_code if ending.what == "nursery" else None
+        if code is not None:
+            exit_code, number = (code, None) if code >= 0 else (None, -code)
+        else:
+            exit_code, number = (ended.exit_code, ended.signal) if ended else (None, None)
+        rank = ended.rank if ended else None
+        return Fault(ending.what or "rank", ending.reason, rank, exit_code, number, self._step, self._clock.monotonic_s())
 
-    def _incident(self) -> str | None:
-        path = incident_path(self._run_dir, self._generation)
-        return str(path.relative_to(self._run_dir)) if path.exists() else None
+    def _relative(self, evidence: Path | None) -> str | None:
+        return str(evidence.relative_to(self._run_dir)) if evidence else None
 
     def _wait(self, post: Post, *, wait_s: float) -> None:
         """Before a restart; a wish to leave ends it."""
         until_s = self._clock.monotonic_s() + wait_s
         while self._clock.monotonic_s() < until_s and not post.watch.asked:
             if NurseryGone() in post.watch.events(self._nursery.link):
-                self._nursery.drop()
+                self._nursery.drop(post.watch)
 
     def _append(self, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> None:
         self._ledger.append(

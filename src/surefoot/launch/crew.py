@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 from collections.abc import Sequence
 
 from surefoot.coordinate.beats import BeatBoard
 from surefoot.core.clock import Clock
 from surefoot.core.records import Phase
+from surefoot.launch.process import kill_group
 from surefoot.launch.wire import RankExit, Started
 
 _BEFORE_THE_LOOP = frozenset({Phase.START, Phase.DATA, Phase.RESTORE})
@@ -18,10 +18,11 @@ _BEFORE_THE_LOOP = frozenset({Phase.START, Phase.DATA, Phase.RESTORE})
 class Crew:
     """What the agent holds of a generation: the beats board, a pidfd per rank, and the exits as they are reported.
 
-    A pidfd tells the agent by itself that a rank is gone, and kills that process and no other, whatever became of the nursery.
+    A pidfd tells the agent by itself that a rank is gone, and kills that process and no other, whatever became of the nursery. Before it
+    has those there is `life_fd`, the read end of a pipe whose other end every rank holds and nobody writes: it ends with the last of them.
     """
 
-    def __init__(self, board: BeatBoard, *, clock: Clock) -> None:
+    def __init__(self, board: BeatBoard, *, life_fd: int, clock: Clock) -> None:
         self.board = board
         self.generation = board.generation
         self.num_ranks = board.num_ranks
@@ -29,6 +30,7 @@ class Crew:
         self.exits: list[RankExit] = []
         self.pids: tuple[int, ...] = ()
         self._pidfds: tuple[int, ...] = ()
+        self._life_fd = life_fd
         self._clock = clock
         self._unreported_since_s: float | None = None
         self._stepping: set[int] = set()
@@ -36,8 +38,8 @@ class Crew:
     def close(self) -> None:
         """Kill whoever still lives and let go of everything."""
         self.kill()
-        for pidfd in self._pidfds:
-            os.close(pidfd)
+        for fd in (*self._pidfds, self._life_fd):
+            os.close(fd)
         self.board.close()
 
     def adopt(self, started: Started, pidfds: Sequence[int]) -> None:
@@ -62,6 +64,14 @@ class Crew:
         gone = {fd for fd, _ in poller.poll(0)}
         return [rank for rank, pidfd in enumerate(self._pidfds) if pidfd not in gone]
 
+    def is_left(self) -> bool:
+        """Whether a rank may still be there, by the kernel's word; also when nobody has said which were forked."""
+        if self.pids:
+            return bool(self.alive())
+        poller = select.poll()
+        poller.register(self._life_fd, 0)
+        return not poller.poll(0)
+
     def nursery_silent_s(self) -> float:
         """For how long more ranks have been gone than the nursery has reported; 0 when it keeps up."""
         num_gone = len(self._pidfds) - len(self.alive())
@@ -73,10 +83,12 @@ class Crew:
         return self._clock.monotonic_s() - self._unreported_since_s
 
     def kill(self) -> None:
-        """SIGKILL to every living rank and the processes that it started; a stopped process obeys it too. Does not wait."""
-        for rank in self.alive():
-            try:
-                os.killpg(self.pids[rank], signal.SIGKILL)
-                signal.pidfd_send_signal(self._pidfds[rank], signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it ended by itself in between
+        """SIGKILL to every rank and the processes that it started; a stopped process obeys it too. Does not wait.
+
+        A rank that died with its nursery has left the processes that it started behind. Those of a rank whose exit is reported are gone:
+        the nursery kills them first.
+        """
+        reported = {ended.rank for ended in self.exits}
+        for rank, (pid, pidfd) in enumerate(zip(self.pids, self._pidfds, strict=True)):
+            if rank not in reported:
+                kill_group(pid, pidfd=pidfd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from surefoot.core.errors import EXIT_DONE, EXIT_RETRY
@@ -22,16 +23,20 @@ _SAME_MOMENT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In seconds; `launch.init_limit_s`, `launch.grace_s` and `launch.settle_s`."""
+    """In seconds; `launch.init_limit_s`, `launch.grace_s`, `launch.end_limit_s` and `launch.settle_s`."""
 
     init_s: float
     grace_s: float
+    end_s: float
     settle_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A generation at one moment. `complained` are the ranks whose entry point left an error file; times are monotonic seconds."""
+    """A generation at one moment. `complained` are the ranks whose entry point left an error file; times are monotonic seconds.
+
+    `nursery_code` tells how the nursery that is gone ended, negative for a signal; None when we ended it.
+    """
 
     now_s: float
     num_ranks: int
@@ -43,6 +48,7 @@ class Seen:
     nursery_silent_s: float
     leave_asked_s: float | None
     kill_asked: bool
+    nursery_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Ending:
     """finished: every rank is done. left: worth a retry. failed: `what` was lost, `culprit` is the exit to blame.
 
     `in_good_order`: every rank ended by itself and ledgered what is to be said; else there are ranks to kill and a line to write.
+    `evidence` is the file that was written about this very ending, None while there is none.
     """
 
     kind: Literal["finished", "left", "failed"]
@@ -57,6 +64,7 @@ class Ending:
     what: Literal["rank", "nursery", "init-deadline"] | None = None
     culprit: RankExit | None = None
     in_good_order: bool = False
+    evidence: Path | None = None
 
 
 def end_of(seen: Seen, limits: Limits) -> Ending | None:
@@ -70,7 +78,7 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     if bad and (over or _by_signal(bad) or seen.now_s >= bad[0].mono_s + limits.settle_s):
         return _failed_rank(culprit(bad), seen)
     if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
-        how = "the nursery died" if seen.nursery_gone else "a rank is gone and the nursery does not report it"
+        how = how_it_ended("the nursery", seen.nursery_code) if seen.nursery_gone else "a rank is gone and the nursery does not report it"
         return _unless_leaving(Ending("failed", how, what="nursery"), seen)
     if seen.leave_asked_s is not None:
         if seen.now_s >= seen.leave_asked_s + limits.grace_s:
@@ -97,13 +105,20 @@ def culprit(bad: Sequence[RankExit]) -> RankExit:
 
 def exit_text(ended: RankExit) -> str:
     """'rank 1 was killed by SIGKILL', 'rank 0 left with exit code 4'."""
-    if ended.signal is None:
-        return f"rank {ended.rank} left with exit code {ended.exit_code}"
+    return how_it_ended(f"rank {ended.rank}", ended.exit_code if ended.signal is None else -ended.signal)
+
+
+def how_it_ended(who: str, code: int | None) -> str:
+    """In words, from a code as `subprocess` has it: negative for a signal, None when that is not known."""
+    if code is None:
+        return f"{who} is gone"
+    if code >= 0:
+        return f"{who} left with exit code {code}"
     try:
-        name = signal.Signals(ended.signal).name
+        name = signal.Signals(-code).name
     except ValueError:
-        name = f"signal {ended.signal}"  # real-time signals have no name
-    return f"rank {ended.rank} was killed by {name}"
+        name = f"signal {-code}"  # real-time signals have no name
+    return f"{who} was killed by {name}"
 
 
 def _is_orderly(ended: RankExit, complained: frozenset[int]) -> bool:
@@ -122,11 +137,17 @@ def _agreed(exits: Sequence[RankExit]) -> Ending:
 
 
 def _left_behind(seen: Seen, limits: Limits) -> Ending | None:
-    """Ranks that agree to leave do so together. Those that are merely done are not hurried: rank 0 may have work after the last step."""
-    first = next((ended for ended in seen.exits if ended.exit_code != EXIT_DONE and _is_orderly(ended, seen.complained)), None)
-    if first is None or seen.now_s < first.mono_s + limits.grace_s:
-        return None
-    return Ending("failed", f"{exit_text(first)}, the others did not within {limits.grace_s:g} s", what="rank", culprit=first)
+    """Ranks that agree to leave do so together. Those that are merely done give the others longer: rank 0 may have work after the last
+    step. But one that hangs there is lost, and nobody knows why, so no exit is blamed and a restart does the end once more."""
+    orderly = [ended for ended in seen.exits if _is_orderly(ended, seen.complained)]
+    left = next((ended for ended in orderly if ended.exit_code != EXIT_DONE), None)
+    if left is not None and seen.now_s >= left.mono_s + limits.grace_s:
+        return Ending("failed", f"{exit_text(left)}, the others did not within {limits.grace_s:g} s", what="rank", culprit=left)
+    done = next((ended for ended in orderly if ended.exit_code == EXIT_DONE), None)
+    if done is not None and seen.now_s >= done.mono_s + limits.end_s:
+        late = ", ".join(str(rank) for rank in sorted(set(range(seen.num_ranks)) - {ended.rank for ended in seen.exits}))
+        return Ending("failed", f"rank {done.rank} is done, but {limits.end_s:g} s later not rank {late}", what="rank")
+    return None
 
 
 def _by_signal(bad: Sequence[RankExit]) -> bool:

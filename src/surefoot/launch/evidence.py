@@ -66,13 +66,21 @@ def ending_words(run_dir: Path, generation: int, ending: Ending) -> str | None:
     return last_words(rank_paths(run_dir, generation, ending.culprit.rank)[1])
 
 
+def where_to_look(run_dir: Path, generation: int, ending: Ending) -> Path:
+    """The evidence about this ending; where none was written, what the processes said themselves."""
+    if ending.evidence is not None:
+        return ending.evidence
+    return nursery_log(run_dir) if ending.what == "nursery" else generation_logs(run_dir, generation)
+
+
 def stop_error(run_dir: Path, generation: int, ending: Ending, instruction: Instruction) -> SurefootError:
     """The error that ends the agent: in the worker's words where it meant to stop the run, else in those of the policy."""
     kind = error_for_exit_code(instruction.exit_code)
     rank = ending.culprit.rank if ending.culprit is not None else None
     complaint = complaints(run_dir, generation).get(rank) if rank is not None else None
-    where = f"generation {generation}" if rank is None else f"rank {rank}, generation {generation}"
-    hint = f"evidence: {incident_path(run_dir, generation)}"
+    who = f"rank {rank}, " if rank is not None else ""
+    where = "the nursery" if ending.what == "nursery" else f"{who}generation {generation}"
+    hint = f"evidence: {where_to_look(run_dir, generation, ending)}"
     if complaint is not None and ending.culprit is not None and ending.culprit.exit_code == instruction.exit_code:
         kind = next((refined for refined in kind.__subclasses__() if refined.code == complaint.get("code")), kind)
         return kind(str(complaint["what"]), where=str(complaint.get("where") or where), hint=str(complaint.get("hint") or hint))

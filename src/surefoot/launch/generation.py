@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.coordinate.beats import BeatBoard, LeaveReason
 from surefoot.core.clock import Clock
 from surefoot.core.errors import SurefootError
-from surefoot.core.sections import LaunchSection
+from surefoot.core.sections import LaunchSection, ObserveSection
 from surefoot.launch.crew import Crew
 from surefoot.launch.ending import Ending, Limits, Seen, end_of
 from surefoot.launch.evidence import complaints, write_incident
@@ -30,6 +31,7 @@ class Post:
 
     run_dir: Path
     launch: LaunchSection
+    observe: ObserveSection
     clock: Clock
     watch: Watch
     nursery: WarmNursery
@@ -38,21 +40,23 @@ class Post:
 
 def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_ranks: int) -> Crew:
     """Ask the warm nursery for the ranks, on a port and a beats board of their own."""
-    open_generation(post.run_dir, generation)
-    crew = Crew(BeatBoard.create(num_ranks, generation=generation, clock=post.clock), clock=post.clock)
-    with open_listener(num_ranks=num_ranks) as listener:
+    open_generation(post.run_dir, generation, keep=post.observe.keep_generations)
+    life_fd, ranks_life_fd = os.pipe2(os.O_CLOEXEC)
+    crew = Crew(BeatBoard.create(num_ranks, generation=generation, clock=post.clock), life_fd=life_fd, clock=post.clock)
+    with open_listener(num_ranks=num_ranks) as listener, os.fdopen(ranks_life_fd, "wb") as ranks_life:
         meeting = Meeting(job, post.run_dir, generation, num_restarts, num_ranks, port=listener.getsockname()[1])
         request = Start(generation, rank_specs(meeting))
         with contextlib.suppress(OSError):  # a nursery that is gone is the next thing that the watch hears
             if post.nursery.link is not None:
-                post.nursery.link.start_ranks(request, fds=[listener.fileno(), crew.board.fd])
+                post.nursery.link.start_ranks(request, fds=[listener.fileno(), crew.board.fd, ranks_life.fileno()])
     post.echo.follow(rank_paths(post.run_dir, generation, 0)[0])
     return crew
 
 
 def follow(post: Post, crew: Crew) -> Ending:
     """Watch until the generation is over, by itself or by a decision; nothing is killed yet."""
-    limits = Limits(init_s=post.launch.init_limit_s, grace_s=post.launch.grace_s, settle_s=post.launch.settle_s)
+    launch = post.launch
+    limits = Limits(init_s=launch.init_limit_s, grace_s=launch.grace_s, end_s=launch.end_limit_s, settle_s=launch.settle_s)
     while True:
         for event in post.watch.events(post.nursery.link):
             _take(post, crew, event)
@@ -63,31 +67,34 @@ def follow(post: Post, crew: Crew) -> Ending:
             return ending
 
 
-def put_down(post: Post, crew: Crew, ending: Ending) -> None:
-    """Evidence first, then SIGKILL; returns when the kernel says that no rank is left.
+def put_down(post: Post, crew: Crew, ending: Ending) -> Ending:
+    """Evidence first, then SIGKILL; returns when the kernel says that no rank is left. The ending, with its evidence.
 
     Raises SurefootError when one does not die: starting others beside it could have two of them write.
     """
     post.echo.catch_up()
     try:
-        write_incident(post.run_dir, crew, ending, clock=post.clock)
+        ending = replace(ending, evidence=write_incident(post.run_dir, crew, ending, clock=post.clock))
     except OSError as error:
         logger.warning("the evidence about generation %d could not be written: %s", crew.generation, error)
     if not crew.pids:
-        post.nursery.drop()  # it never said whom it forked; the kernel ends them with it
+        post.nursery.drop(post.watch)  # it never said whom it forked; the kernel ends them with it
     crew.kill()
     deadline_s = post.clock.monotonic_s() + post.launch.kill_limit_s
-    while crew.alive() or (post.nursery.link is not None and len(crew.exits) < crew.num_ranks):
+    while crew.is_left() or (post.nursery.link is not None and len(crew.exits) < crew.num_ranks):
         for event in post.watch.events(post.nursery.link):
             _take(post, crew, event)
         if not crew.alive() and crew.nursery_silent_s() >= post.launch.settle_s:
-            post.nursery.drop()
+            post.nursery.drop(post.watch)
         if post.clock.monotonic_s() >= deadline_s:
+            alive = crew.alive()
+            who = f"ranks {alive} (pids {[crew.pids[rank] for rank in alive]})" if crew.pids else "the ranks of a nursery that named none"
             raise SurefootError(
-                f"ranks {crew.alive()} did not die within {post.launch.kill_limit_s:g} s of SIGKILL",
-                where=f"generation {crew.generation}, pids {[crew.pids[rank] for rank in crew.alive()]}",
+                f"{who} did not die within {post.launch.kill_limit_s:g} s of SIGKILL",
+                where=f"generation {crew.generation}",
                 hint="they hang in the kernel (a disk or a device): see dmesg; start again when they are gone",
             )
+    return ending
 
 
 def _take(post: Post, crew: Crew, event: Event) -> None:
@@ -99,7 +106,7 @@ def _take(post: Post, crew: Crew, event: Event) -> None:
     elif isinstance(event, RankExit):
         crew.exits.append(event)
     elif isinstance(event, NurseryGone):
-        post.nursery.drop()
+        post.nursery.drop(post.watch)
 
 
 def _ask_to_leave(post: Post, crew: Crew) -> None:
@@ -121,6 +128,7 @@ def _seen(post: Post, crew: Crew) -> Seen:
         started_s=crew.started_s,
         all_stepping=crew.all_stepping(),
         nursery_gone=post.nursery.link is None,
+        nursery_code=post.nursery.last_code,
         nursery_silent_s=crew.nursery_silent_s(),
         leave_asked_s=post.watch.asked_s,
         kill_asked=post.watch.kill_asked,

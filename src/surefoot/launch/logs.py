@@ -18,7 +18,6 @@ from typing import BinaryIO
 
 logger = logging.getLogger(__name__)
 
-KEPT_GENERATIONS = 20  # as many as launch.max_restarts allows one agent by default
 _ECHO_INTERVAL_S = 0.2
 _MAX_TAIL_BYTES = 16_384
 
@@ -38,11 +37,11 @@ def nursery_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "nursery.log"
 
 
-def open_generation(run_dir: Path, generation: int) -> None:
-    """Make the folder of a generation, and drop the oldest ones so that KEPT_GENERATIONS remain."""
+def open_generation(run_dir: Path, generation: int, *, keep: int) -> None:
+    """Make the folder of a generation, and drop the oldest ones so that `keep` remain, this one included."""
     generation_logs(run_dir, generation).mkdir(parents=True, exist_ok=True)
     numbers = sorted(int(folder.name[1:]) for folder in (run_dir / "logs").iterdir() if re.fullmatch(r"g\d+", folder.name))
-    for number in numbers[:-KEPT_GENERATIONS]:
+    for number in numbers[:-keep]:
         shutil.rmtree(generation_logs(run_dir, number), ignore_errors=True)
 
 

@@ -3,11 +3,16 @@
 A fork is safe only while the process has one thread, so that is checked before each fork: the agent starts the nursery with
 OPENBLAS/OMP/MKL_NUM_THREADS=1, and it runs no tensor op. Being the parent, it is the one that learns how a rank ended, and says so at once.
 It ends with the agent (the kernel's word), and its ranks end with it.
+
+A rank's children (data workers) are in the rank's process group. When the agent is gone the nursery kills these groups; when the nursery
+is gone the agent does. If both are killed at the same moment, ranks still die by the kernel's hand, but their children may stay behind:
+nobody is left who knows them, and Linux has no death signal for a grandchild.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -22,8 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 
-from surefoot.launch.process import LEAVE_SIGNALS, die_with_parent, thread_names
-from surefoot.launch.wire import RankExit, RankSpec, Ready, Start, Started, receive_message, send_message
+from surefoot.launch.process import LEAVE_SIGNALS, signal_on_parents_end, thread_names
+from surefoot.launch.wire import Message, RankExit, RankSpec, Ready, Start, Started, receive_message, send_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm", default="", help="modules to import, comma-separated")
     parser.add_argument("--entry", required=True, help="pkg.mod:function that a rank runs")
     options = parser.parse_args(arguments)
-    die_with_parent(options.agent_pid)
+    signal_on_parents_end(options.agent_pid, signal.SIGKILL)
     for number in LEAVE_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=options.control_fd)
@@ -52,36 +57,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _require_one_thread()
     gc.collect()
     gc.freeze()  # what is warm now is never collected, so its pages stay shared with the ranks
-    send_message(control, Ready(pid=os.getpid(), import_s=time.monotonic() - begun_s))
-    _serve(control, options.entry)
+    # From here on it sees the end of the agent by itself and has something to tidy up: woken if it is stopped, but not killed.
+    signal_on_parents_end(options.agent_pid, signal.SIGCONT)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent is gone
+        send_message(control, Ready(pid=os.getpid(), import_s=time.monotonic() - begun_s))
+        _serve(control, options.entry)
     return 0
 
 
 def _serve(control: socket.socket, entry: str) -> None:
-    """One poll over the agent's socket and a pidfd per rank; when the agent is gone, so are the ranks."""
+    """One poll over the agent's socket and a pidfd per rank; when the agent is gone, so are the ranks and what they started."""
     children: dict[int, _Child] = {}
     poller = select.poll()
     poller.register(control, select.POLLIN)
-    while True:
-        for fd, _ in poller.poll():
-            if fd in children:
-                poller.unregister(fd)
-                _report_exit(control, children.pop(fd))
-                os.close(fd)
-                continue
-            message, fds = receive_message(control)
-            if message is None:
-                for child in children.values():
-                    os.killpg(child.pid, signal.SIGKILL)
-                return
-            if not isinstance(message, Start):
-                raise ValueError(f"the nursery was sent {message}")
-            pidfds = _fork_ranks(message, fds, entry, children, control)
-            for pidfd in pidfds:
-                poller.register(pidfd, select.POLLIN)
-            for fd in fds:
-                os.close(fd)  # only ranks hold them now: the port and the beats end with their generation
-            send_message(control, Started(generation=message.generation, pids=tuple(children[fd].pid for fd in pidfds)), fds=pidfds)
+    try:
+        while True:
+            for fd, _ in poller.poll():
+                if fd in children:
+                    poller.unregister(fd)
+                    _report_exit(control, children.pop(fd))
+                    os.close(fd)
+                    continue
+                message, fds = receive_message(control)
+                if message is None:
+                    return
+                for pidfd in _start(message, fds, entry, children, control):
+                    poller.register(pidfd, select.POLLIN)
+    finally:
+        for child in children.values():
+            _kill_group(child)
+
+
+def _start(message: Message, fds: list[int], entry: str, children: dict[int, _Child], control: socket.socket) -> list[int]:
+    """Fork the ranks of a generation and say so; their pidfds."""
+    if not isinstance(message, Start):
+        raise ValueError(f"the nursery was sent {message}")
+    pidfds = _fork_ranks(message, fds, entry, children, control)
+    for fd in fds:
+        os.close(fd)  # only ranks hold them now: the port and the beats end with their generation
+    send_message(control, Started(generation=message.generation, pids=tuple(children[fd].pid for fd in pidfds)), fds=pidfds)
+    return pidfds
 
 
 def _fork_ranks(start: Start, fds: list[int], entry: str, children: dict[int, _Child], control: socket.socket) -> list[int]:
@@ -100,8 +115,8 @@ def _fork_ranks(start: Start, fds: list[int], entry: str, children: dict[int, _C
 
 
 def _report_exit(control: socket.socket, child: _Child) -> None:
-    """Reap one rank and tell. Its process group is killed first: while the rank is a zombie the number cannot mean another group."""
-    os.killpg(child.pid, signal.SIGKILL)
+    """Reap one rank and tell. Its process group is killed first."""
+    _kill_group(child)
     _, status = os.waitpid(child.pid, 0)
     code = os.waitstatus_to_exitcode(status)
     report = RankExit(
@@ -118,6 +133,12 @@ def _report_exit(control: socket.socket, child: _Child) -> None:
         return  # the agent is gone; the next read of the socket says so and ends the rest
 
 
+def _kill_group(child: _Child) -> None:
+    """A rank that is not reaped yet and what it started: until then its number cannot mean another group."""
+    with contextlib.suppress(ProcessLookupError):  # it has put itself into another group, and nothing is left in its own
+        os.killpg(child.pid, signal.SIGKILL)
+
+
 def _require_one_thread() -> None:
     names = thread_names()
     if len(names) != 1:
@@ -131,7 +152,7 @@ def _run_rank(spec: RankSpec, fds: list[int], entry: str, nursery_pid: int, fore
     """The life of a forked rank. Never returns: whatever entry() does becomes an exit code."""
     code = 1
     try:
-        die_with_parent(nursery_pid)
+        signal_on_parents_end(nursery_pid, signal.SIGKILL)
         os.setpgid(0, 0)
         _own_descriptors(spec, fds, foreign_fds)
         os.environ.update(spec.env)

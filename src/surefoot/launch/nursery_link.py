@@ -7,13 +7,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from surefoot.core.errors import SurefootError
 from surefoot.launch.wire import Message, Start, control_pair, receive_message, send_message
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HANG_UP_LIMIT_S = 2.0  # an interpreter with torch loaded takes some tenths of a second to end
+_LOOK_INTERVAL_S = 0.2
 
 
 class NurseryLink:
@@ -63,14 +66,33 @@ class NurseryLink:
         self._hung_up = message is None
         return message, fds
 
-    def close(self) -> int:
-        """Kill the nursery; the kernel kills what it forked. Returns its exit code, negative for a signal.
+    def close(self, *, limit_s: float, look: Callable[[], object]) -> int | None:
+        """Kill the nursery; the kernel kills what it forked. Returns its own exit code, negative for a signal; None when it is ours.
 
-        One that hung up by itself is on its way out and gets a moment to finish, so that its own exit code is seen.
+        One that hung up by itself is on its way out and gets a moment to finish, so that its own exit code is seen. While this waits it
+        calls `look` a few times per second. Raises SurefootError when the nursery is there `limit_s` after its SIGKILL.
         """
         self._channel.close()
         if self._hung_up:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_HANG_UP_LIMIT_S)
+            self._wait(_HANG_UP_LIMIT_S, look)
+        if self._process.poll() is not None:
+            return self._process.returncode
         self._process.kill()
-        return self._process.wait()
+        if not self._wait(limit_s, look):
+            raise SurefootError(
+                f"the nursery did not die within {limit_s:g} s of SIGKILL",
+                where=f"pid {self.pid}",
+                hint="it hangs in the kernel (a disk or a device): see dmesg; start again when it is gone",
+                limit=limit_s,
+            )
+        return None
+
+    def _wait(self, limit_s: float, look: Callable[[], object]) -> bool:
+        """Whether it has ended within the limit."""
+        until_s = time.monotonic() + limit_s
+        while (left_s := until_s - time.monotonic()) > 0.0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(left_s, _LOOK_INTERVAL_S))
+                return True
+            look()
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -20,17 +21,32 @@ def heeded_signals() -> tuple[signal.Signals, ...]:
     return tuple(number for number in LEAVE_SIGNALS if not (deaf and number == signal.SIGHUP))
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel SIGKILL this process when the thread that started it ends; exits at once when that has happened already.
+def signal_on_parents_end(parent_pid: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends; exits at once when that has happened already.
 
-    Called by the child itself: a `preexec_fn` would run Python between fork and exec.
+    Called by the child itself: a `preexec_fn` would run Python between fork and exec. The last call counts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def kill_group(leader_pid: int, *, pidfd: int) -> None:
+    """SIGKILL to a process that leads a group, and to the rest of its group when it is gone already.
+
+    A number may have been given to a stranger since. But the kernel does not give it away while the group has a member: so if the leader
+    is gone and a process of that number exists, the group is not the one that was meant.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            if Path(f"/proc/{leader_pid}").exists():
+                return
+        os.killpg(leader_pid, signal.SIGKILL)
 
 
 def thread_names() -> list[str]:

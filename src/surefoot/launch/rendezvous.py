@@ -18,6 +18,7 @@ from surefoot.launch.wire import RankSpec
 _LOCALHOST = "127.0.0.1"
 LISTEN_FD = "SUREFOOT_LISTEN_FD"
 BEATS_FD = "SUREFOOT_BEATS_FD"
+LIFE_FD = "SUREFOOT_LIFE_FD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def open_listener(*, num_ranks: int) -> socket.socket:
 
 
 def rank_specs(meeting: Meeting) -> tuple[RankSpec, ...]:
-    """What each rank is forked with. The descriptors sent along are [listening socket, beats]."""
+    """What each rank is forked with. The descriptors sent along are [listening socket, beats, end of the life pipe]."""
     return tuple(_rank_spec(meeting, rank) for rank in range(meeting.num_ranks))
 
 
@@ -61,5 +62,5 @@ def _rank_spec(meeting: Meeting, rank: int) -> RankSpec:
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo resolves the host's name, which many containers cannot
     out_path, err_path, _ = rank_paths(meeting.run_dir, meeting.generation, rank)
-    fds = {LISTEN_FD: 0, BEATS_FD: 1} if rank == 0 else {BEATS_FD: 1}
+    fds = {BEATS_FD: 1, LIFE_FD: 2, **({LISTEN_FD: 0} if rank == 0 else {})}
     return RankSpec(rank=rank, env=env, out_path=str(out_path), err_path=str(err_path), fds=fds)

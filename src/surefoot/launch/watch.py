@@ -54,15 +54,16 @@ class Watch:
         if nursery is not None:
             poller.register(nursery, select.POLLIN)
         ready = {fd for fd, _ in poller.poll(_LOOK_INTERVAL_S * 1000)}
-        self._take_signals()
         events = [_heard(nursery)] if nursery is not None and nursery.fileno() in ready else []
-        self._on_look()
+        self.look()
         return events
 
-    def _take_signals(self) -> None:
+    def look(self) -> None:
+        """What is done after every wait, for one that cannot be here."""
         self.asked += self._signals.take()
         if self.asked and self.asked_s is None:
             self.asked_s = self._clock.monotonic_s()
+        self._on_look()
 
 
 def _heard(nursery: NurseryLink) -> Event:

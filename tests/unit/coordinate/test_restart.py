@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.coordinate.restart import MAX_WAIT_S, RestartHistory, decide, describe
+from surefoot.coordinate.restart import MAX_WAIT_S, RestartHistory, decide
 from surefoot.core.records import Fault, Grade, Instruction
 from surefoot.core.sections import LaunchSection
 
 LIMITS = LaunchSection(max_restarts=5, no_progress_limit=3, restart_wait_s=1.0)
-KILLED = Fault("rank", rank=1, exit_code=None, signal=9, step=10, detected_mono_s=0.0)
+KILLED = Fault("rank", reason="rank 1 was killed by SIGKILL", rank=1, exit_code=None, signal=9, step=10, detected_mono_s=0.0)
 
 
 def exited(code: int, *, step: int = 10) -> Fault:
@@ -108,14 +108,7 @@ def test_waits_are_bounded() -> None:
     assert max(item.wait_s for item in instructions) == MAX_WAIT_S
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        (KILLED, "rank 1 was killed by signal 9 at step 10"),
-        (exited(1), "rank 1 exited with code 1 at step 10"),
-        (replace(KILLED, what="nursery", rank=None), "nursery was killed by signal 9 at step 10"),
-        (replace(KILLED, what="init-deadline", rank=0, signal=None), "rank 0 did not reach its first step in time at step 10"),
-    ],
-)
-def test_a_fault_in_words(fault: Fault, text: str) -> None:
-    assert describe(fault) == text
+def test_the_reason_is_in_the_words_of_whoever_saw_it() -> None:
+    reasons = [instruction.reason for instruction in play([replace(KILLED, reason="the nursery was not ready in time")] * 4)[0]]
+    assert reasons[0] == "the nursery was not ready in time (step 10): restart 1 of 5"
+    assert all("the nursery was not ready in time (step 10)" in reason for reason in reasons)

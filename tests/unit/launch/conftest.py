@@ -23,6 +23,9 @@ class NurseryUnderTest:
         path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))))
         self.link = NurseryLink.spawn(entry="nursery_entries:main", warm=warm, log_path=self.log_path, env={"PYTHONPATH": path})
 
+    def close(self) -> int | None:
+        return self.link.close(limit_s=_LIMIT_S, look=lambda: None)
+
     def hear(self) -> Any:
         """The next message; None when the nursery is gone."""
         return self.hear_with_fds()[0]
@@ -73,7 +76,7 @@ def open_nursery(tmp_path: Path) -> Iterator[Callable[..., NurseryUnderTest]]:
 
     yield start
     for nursery in opened:
-        nursery.link.close()
+        nursery.close()
 
 
 @pytest.fixture

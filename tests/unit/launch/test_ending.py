@@ -10,7 +10,7 @@ import pytest
 from surefoot.launch.ending import Limits, Seen, culprit, end_of, exit_text
 from surefoot.launch.wire import RankExit
 
-LIMITS = Limits(init_s=100.0, grace_s=60.0, settle_s=0.5)
+LIMITS = Limits(init_s=100.0, grace_s=60.0, end_s=300.0, settle_s=0.5)
 RUNNING = Seen(
     now_s=10.0,
     num_ranks=2,
@@ -71,8 +71,27 @@ def test_who_stays_when_the_group_leaves_is_not_waited_for_without_end() -> None
     assert (ending.kind, ending.culprit, ending.in_good_order) == ("failed", left(0, 75), False)
 
 
-def test_who_works_on_after_the_last_step_is_not_hurried() -> None:
-    assert end_of(replace(RUNNING, exits=(left(1, 0),), now_s=1e6), LIMITS) is None
+def test_who_hangs_after_the_last_step_is_not_waited_for_without_end() -> None:
+    """Nobody says which of the late ones is to blame."""
+    seen = replace(RUNNING, num_ranks=3, exits=(left(1, 0),))
+    assert end_of(replace(seen, now_s=309.8), LIMITS) is None
+    ending = end_of(replace(seen, now_s=310.0), LIMITS)
+    assert ending is not None
+    assert (ending.kind, ending.what, ending.culprit, ending.in_good_order) == ("failed", "rank", None, False)
+    assert ending.reason == "rank 1 is done, but 300 s later not rank 0, 2"
+
+
+def test_the_end_is_counted_from_the_first_that_is_done() -> None:
+    seen = replace(RUNNING, num_ranks=3, exits=(left(1, 0), left(2, 0, at_s=300.0)))
+    assert end_of(replace(seen, now_s=309.8), LIMITS) is None
+    assert end_of(replace(seen, now_s=310.0), LIMITS) is not None
+
+
+def test_who_is_asked_to_leave_has_the_grace_and_no_more() -> None:
+    seen = replace(RUNNING, exits=(left(1, 0),), leave_asked_s=1.0, now_s=61.0)
+    ending = end_of(seen, LIMITS)
+    assert ending is not None
+    assert ending.kind == "left"
 
 
 def test_a_complaint_makes_75_a_lost_peer() -> None:
@@ -103,10 +122,14 @@ def test_the_victims_complaint_is_not_the_culprit() -> None:
     assert ending.culprit == left(1, 4, at_s=10.2)
 
 
-def test_nursery_gone() -> None:
-    ending = end_of(replace(RUNNING, nursery_gone=True), LIMITS)
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(-9, "the nursery was killed by SIGKILL"), (1, "the nursery left with exit code 1"), (None, "the nursery is gone")],
+)
+def test_nursery_gone(code: int | None, reason: str) -> None:
+    ending = end_of(replace(RUNNING, nursery_gone=True, nursery_code=code), LIMITS)
     assert ending is not None
-    assert (ending.kind, ending.what) == ("failed", "nursery")
+    assert (ending.kind, ending.what, ending.reason) == ("failed", "nursery", reason)
 
 
 def test_silent_nursery() -> None:

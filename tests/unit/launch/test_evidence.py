@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from surefoot.core.errors import Corrupt, SurefootError, error_for_exit_code
 from surefoot.core.records import Grade, Instruction
 from surefoot.launch.ending import Ending
-from surefoot.launch.evidence import complaints, last_words, stop_error
+from surefoot.launch.evidence import complaints, incident_path, last_words, stop_error, where_to_look
 from surefoot.launch.logs import nursery_log, open_generation, rank_paths
 from surefoot.launch.wire import RankExit
 
@@ -25,7 +26,7 @@ def failed(code: int) -> Ending:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    open_generation(tmp_path, 1)
+    open_generation(tmp_path, 1, keep=20)
     return tmp_path
 
 
@@ -54,7 +55,17 @@ def test_the_policys_words_with_the_last_of_the_rank(run_dir: Path) -> None:
     error = stop_error(run_dir, 1, failed(1), stop(93))
     assert error.exit_code == 93
     assert error.what == "the policy says so; last words: ValueError: broken"
-    assert "incidents/g1.json" in error.hint
+    assert error.hint == f"evidence: {run_dir}/logs/g1"  # no incident was written for this ending
+
+
+def test_the_evidence_of_this_very_ending(run_dir: Path) -> None:
+    incident_path(run_dir, 1).parent.mkdir()
+    incident_path(run_dir, 1).write_text("of another ending")
+    nursery = Ending("failed", "the nursery was not ready", what="nursery")
+    assert where_to_look(run_dir, 1, nursery) == nursery_log(run_dir)
+    assert where_to_look(run_dir, 1, failed(1)) == run_dir / "logs" / "g1"
+    evidence = incident_path(run_dir, 1)
+    assert where_to_look(run_dir, 1, replace(failed(1), evidence=evidence)) == evidence
 
 
 def test_a_rank_without_any_words(run_dir: Path) -> None:

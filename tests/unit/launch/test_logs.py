@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.launch.logs import KEPT_GENERATIONS, Echo, generation_logs, last_lines, open_generation, rank_paths
+from surefoot.launch.logs import Echo, generation_logs, last_lines, open_generation, rank_paths
 
 
 def test_only_the_last_generations_are_kept(tmp_path: Path) -> None:
-    for generation in range(1, KEPT_GENERATIONS + 3):
-        open_generation(tmp_path, generation)
+    for generation in range(1, 13):
+        open_generation(tmp_path, generation, keep=10)
         rank_paths(tmp_path, generation, 0)[0].write_text("x")
     (tmp_path / "logs" / "notes").mkdir()
-    open_generation(tmp_path, KEPT_GENERATIONS + 3)
+    open_generation(tmp_path, 13, keep=10)
     assert not generation_logs(tmp_path, 3).exists()
     assert generation_logs(tmp_path, 4).exists()
     assert (tmp_path / "logs" / "notes").exists()

@@ -7,14 +7,17 @@ import os
 import select
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surefoot.core.errors import SurefootError
+from surefoot.launch.nursery_link import NurseryLink
 from surefoot.launch.process import LEAVE_SIGNALS
-from surefoot.launch.wire import Ready
+from surefoot.launch.wire import Ready, control_pair
 
 Nursery = Any
 OpenNursery = Callable[..., Any]
@@ -41,14 +44,14 @@ def test_it_has_one_thread_with_torch_warm_and_no_pyarrow(open_nursery: OpenNurs
 def test_a_warm_module_that_starts_a_thread_is_refused(open_nursery: OpenNursery) -> None:
     nursery = open_nursery("threaded")
     assert nursery.hear() is None
-    assert nursery.link.close() == 1
+    assert nursery.close() == 1
     assert "the nursery has 2 threads" in nursery.log_path.read_text()
 
 
 def test_a_warm_module_that_cannot_be_imported(open_nursery: OpenNursery) -> None:
     nursery = open_nursery("no_such_module")
     assert nursery.hear() is None
-    assert nursery.link.close() == 1
+    assert nursery.close() == 1
     assert "No module named 'no_such_module'" in nursery.log_path.read_text()
 
 
@@ -124,8 +127,33 @@ def test_its_ranks_ignore_it_too(nursery: Nursery) -> None:
 
 def test_ranks_end_with_the_nursery(nursery: Nursery) -> None:
     started = nursery.start("wait")
-    nursery.link.close()
+    assert nursery.close() is None  # it did not end by itself
     assert ends(started.pids[0])
+
+
+def test_a_nursery_that_was_killed_is_told_from_one_that_we_end(nursery: Nursery) -> None:
+    os.kill(nursery.link.pid, signal.SIGKILL)
+    assert nursery.hear() is None
+    assert nursery.close() == -signal.SIGKILL
+
+
+class Undying(subprocess.Popen[bytes]):
+    """As a process that hangs in the kernel: SIGKILL does not end it."""
+
+    def kill(self) -> None:
+        pass
+
+
+def test_a_nursery_that_does_not_die_is_not_waited_for_without_end() -> None:
+    ours, theirs = control_pair()
+    looks = []
+    with theirs, Undying(["sleep", "60"]) as process:
+        link = NurseryLink(process, channel=ours)
+        with pytest.raises(SurefootError, match=r"did not die within 0\.3 s") as caught:
+            link.close(limit_s=0.3, look=lambda: looks.append(1))
+        assert str(process.pid) in caught.value.where
+        assert looks
+        process.send_signal(signal.SIGKILL)
 
 
 def ends(pid: int) -> bool:

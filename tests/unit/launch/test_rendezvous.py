@@ -28,8 +28,8 @@ def test_a_rank_gets_torchruns_contract_and_ours() -> None:
             "SUREFOOT_JOB": "j",
         }
         assert wanted.items() <= spec.env.items()
-    assert first.fds == {"SUREFOOT_LISTEN_FD": 0, "SUREFOOT_BEATS_FD": 1}
-    assert second.fds == {"SUREFOOT_BEATS_FD": 1}
+    assert first.fds == {"SUREFOOT_LISTEN_FD": 0, "SUREFOOT_BEATS_FD": 1, "SUREFOOT_LIFE_FD": 2}
+    assert second.fds == {"SUREFOOT_BEATS_FD": 1, "SUREFOOT_LIFE_FD": 2}
 
 
 def test_ranks_may_connect_before_anybody_accepts() -> None:

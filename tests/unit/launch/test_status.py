@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +38,11 @@ def pulse(tmp_path: Path, lock: RunLock, clock: ManualClock) -> Pulse:
 
 @pytest.fixture
 def crew(clock: ManualClock) -> Iterator[Crew]:
-    crew = Crew(BeatBoard.create(2, generation=4, clock=clock), clock=clock)
+    life_fd, ranks_life_fd = os.pipe()
+    crew = Crew(BeatBoard.create(2, generation=4, clock=clock), life_fd=life_fd, clock=clock)
     yield crew
     crew.close()
+    os.close(ranks_life_fd)
 
 
 def test_status_when_due(tmp_path: Path, pulse: Pulse, crew: Crew, clock: ManualClock) -> None:
