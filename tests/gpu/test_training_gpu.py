@@ -33,6 +33,12 @@ def parts_on(place: torch.device, config: RunConfig) -> Parts:
     return build_parts(config, single_world(place))
 
 
+def first_loss(parts: Parts) -> float:
+    """In nats per token; the gradients of the first step are in `.grad` afterwards."""
+    batch = next(parts.data)
+    return forward_backward(parts, batch.micro_batches, step=1).item() / batch.num_live_tokens
+
+
 def grad_norm(parts: Parts) -> float:
     gradients = [parameter.grad for parameter in parts.parameters if parameter.grad is not None]
     assert len(gradients) == len(parts.parameters)
@@ -53,8 +59,7 @@ def test_the_first_step_has_the_loss_and_gradient_of_the_cpu(device: torch.devic
     found = {}
     for place in (torch.device("cpu"), device):
         parts = parts_on(place, replace(config, model=model))
-        batch = next(parts.data)
-        found[place.type] = (forward_backward(parts, batch).item() / batch.num_live_tokens, grad_norm(parts))
+        found[place.type] = (first_loss(parts), grad_norm(parts))
     # float32 with sums in another order; no TF32 unless somebody turned it on
     assert found[device.type][0] == pytest.approx(found["cpu"][0], rel=1e-5)
     assert found[device.type][1] == pytest.approx(found["cpu"][1], rel=1e-4)
@@ -64,8 +69,7 @@ def test_bf16_stays_close_to_float32(device: torch.device, config: RunConfig) ->
     losses = {}
     for precision in ("fp32", "bf16"):
         parts = parts_on(device, replace(config, train=replace(config.train, precision=precision)))
-        batch = next(parts.data)
-        losses[precision] = forward_backward(parts, batch).item() / batch.num_live_tokens
+        losses[precision] = first_loss(parts)
         assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in parts.parameters)
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)  # 8 bits of mantissa, averaged over hundreds of tokens
 
@@ -75,7 +79,7 @@ def test_a_step_twice_gives_the_same_bits(device: torch.device, config: RunConfi
     gradients = []
     for _ in range(2):
         parts = parts_on(device, config)
-        forward_backward(parts, next(parts.data))
+        first_loss(parts)
         gradients.append([tensor_digest(parameter.grad) for parameter in parts.parameters if parameter.grad is not None])
     assert gradients[0] == gradients[1]
 
