@@ -41,7 +41,16 @@ def atom(index: int) -> Batch:
 def gradients_on_ranks(*, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection) -> None:
     model = build_model(section, VOCAB_SIZE, seed=4)
     units = list(shard_units(model).values())
-    model_cut = cut(model, parallel, units=units, materialise=partial(materialise, seed=4, device=CPU), world_size=world_size, device=CPU)
+    fill = partial(materialise, seed=4, device=CPU)
+    model_cut = cut(
+        model,
+        parallel,
+        units=units,
+        materialise=fill,
+        world_size=world_size,
+        device=CPU,
+        collective_limit_s=60.0,
+    )
     nats = 0.0
     for micro_step in range(2):
         with model_cut.micro_step(is_last=micro_step == 1):

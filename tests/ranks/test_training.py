@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +139,7 @@ def stop_after(*, rank: int, world_size: int, config: RunConfig, stop_step: int)
             os._exit(0)  # as a crash: nothing is closed, nothing said
 
 
-@pytest.mark.parametrize("layout", ["ddp-2", "fsdp-2"])
+@pytest.mark.parametrize("layout", ["ddp-2", "ddp-3", "fsdp-2", "hsdp-2x2"])
 def test_a_crashed_run_ends_with_the_bits_of_an_undisturbed_one(layout: str, run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
     parallel = LAYOUTS[layout]
     undisturbed = config_of(data_dir, tmp_path / "undisturbed", parallel=parallel)
@@ -146,7 +147,7 @@ def test_a_crashed_run_ends_with_the_bits_of_an_undisturbed_one(layout: str, run
     disturbed = config_of(data_dir, tmp_path / "disturbed", parallel=parallel)
     with pytest.raises(AssertionError, match="died"):
         run_ranks(stop_after, parallel.num_ranks, init=False, config=disturbed, stop_step=5)
-    (reports, _) = run_ranks(all_reports, parallel.num_ranks, init=False, config=disturbed)
+    (reports, *_) = run_ranks(all_reports, parallel.num_ranks, init=False, config=disturbed)
     assert [report.step for report in reports] == [5, 6]
     assert ledgered_digest(tmp_path / "disturbed") == ledgered_digest(tmp_path / "undisturbed")
     other_seed = replace(disturbed, run=replace(disturbed.run, dir=str(tmp_path / "other"), seed=12))
@@ -166,6 +167,10 @@ def test_a_run_goes_on_under_another_layout(run_ranks: RunRanks, data_dir: Path,
     (reports,) = run_ranks(all_reports, 1, init=False, config=config(ParallelSection(), 8))
     assert [report.step for report in reports] == [5, 6, 7, 8]
     assert reports[0].attempt == 3
+    undisturbed = replace(config(ParallelSection(), 8), run=RunSection(name="test", dir=str(tmp_path / "undisturbed"), seed=11))
+    (alone,) = run_ranks(all_reports, 1, init=False, config=undisturbed)
+    for report, expected in zip(reports, alone[4:], strict=True):
+        assert report.loss == pytest.approx(expected.loss, abs=1e-5)  # other sums in steps 1 to 4
 
 
 def leave_when_one_is_told(*, rank: int, world_size: int, config: RunConfig) -> list[int]:
@@ -227,3 +232,74 @@ def test_too_many_skips_in_a_row_halt_the_run_with_6(run_ranks: RunRanks, data_d
     config = config_of(data_dir, tmp_path / "run", parallel=LAYOUTS["ddp-2"])
     results = run_ranks(skip_one, 2, init=False, config=config, sick_steps=(2, 3, 4, 5))
     assert results == [(["proceed", "skip", "skip", "skip", "halt"], True, 6)] * 2
+
+
+def timeouts_of_all_groups(*, rank: int, world_size: int, config: RunConfig) -> list[float]:
+    with open_run(config):
+        groups = torch.distributed.distributed_c10d._world.pg_map
+        return [_default_timeout(group) for group in groups]
+
+
+def _default_timeout(group: torch.distributed.ProcessGroup) -> float:
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
+def test_every_group_of_every_layout_has_the_configured_timeout(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    config = config_of(data_dir, tmp_path / "run", parallel=LAYOUTS["hsdp-2x2"])
+    for timeouts in run_ranks(timeouts_of_all_groups, 4, init=False, config=config):
+        assert len(timeouts) >= 5  # the default one, the loop's, the saves', and two of the mesh
+        assert set(timeouts) == {config.launch.collective_limit_s}
+
+
+class Drawing(torch.nn.Module):
+    """A model that drops: it draws from torch's own generator."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(vocab_size, 16)
+        self.drop = torch.nn.Dropout(0.5)
+        self.head = torch.nn.Linear(16, vocab_size)
+
+    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, doc_ids_BS: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.head(self.drop(self.embed(tokens_BS))))
+
+
+def build_drawing(section: ModelSection, vocab_size: int) -> torch.nn.Module:
+    return Drawing(vocab_size)
+
+
+def draw(*, rank: int, world_size: int, config: RunConfig) -> list[float]:
+    """Losses of a model with dropout, whose factory is this file."""
+    sys.modules["drawing_model"] = sys.modules[__name__]
+    return [report.loss for report in training_steps(config)]
+
+
+def test_what_a_model_draws_depends_on_seed_step_and_atom_only(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    def config(name: str, parallel: ParallelSection, *, seed: int = 11, eval_interval_steps: int = 0) -> RunConfig:
+        train = TrainSection(
+            num_steps=4, global_batch_size=12, micro_batch_size=3, eval_interval_steps=eval_interval_steps, eval_num_samples=8
+        )
+        made = config_of(data_dir, tmp_path / name, parallel=parallel, train=train)
+        return replace(made, run=replace(made.run, seed=seed), model=ModelSection(factory="drawing_model:build_drawing"))
+
+    (alone,) = run_ranks(draw, 1, init=False, config=config("alone", ParallelSection()))
+    for layout in ("ddp-2", "ddp-3"):
+        together = run_ranks(draw, LAYOUTS[layout].num_ranks, init=False, config=config(layout, LAYOUTS[layout]))
+        assert together[0] == pytest.approx(alone, abs=1e-5)
+    (evaluated,) = run_ranks(draw, 1, init=False, config=config("evaluated", ParallelSection(), eval_interval_steps=1))
+    assert evaluated == alone  # evaluation draws nothing
+    (other,) = run_ranks(draw, 1, init=False, config=config("other", ParallelSection(), seed=12))
+    assert other != pytest.approx(alone, abs=1e-3)  # the control
+
+
+def test_bf16_is_the_same_on_two_ranks_and_goes_on_to_the_same_bits(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    def config(name: str) -> RunConfig:
+        train = TrainSection(num_steps=4, global_batch_size=12, micro_batch_size=3, precision="bf16", eval_num_samples=4)
+        return config_of(data_dir, tmp_path / name, parallel=LAYOUTS["ddp-2"], train=train)
+
+    reports, other = run_ranks(all_reports, 2, init=False, config=config("undisturbed"))
+    assert [report.loss for report in reports] == [report.loss for report in other]
+    with pytest.raises(AssertionError, match="died"):
+        run_ranks(stop_after, 2, init=False, config=config("disturbed"), stop_step=3)
+    run_ranks(all_reports, 2, init=False, config=config("disturbed"))
+    assert ledgered_digest(tmp_path / "disturbed") == ledgered_digest(tmp_path / "undisturbed")

@@ -57,7 +57,10 @@ def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, 
     try:
         _agree(world, lambda: _begin(root, draft, scratch=scratch, needed_bytes=needed))
         writer = Writer(scratch, needed_bytes=needed)
-        tensors: dict[str, torch.Tensor] = {**state.tensors, rng_key(world.rank): capture_rng(world.device)}
+        tensors: dict[str, torch.Tensor] = {
+            key: tensor for key, tensor in state.tensors.items() if world.leads or key not in state.rank_0_only
+        }
+        tensors[rng_key(world.rank)] = capture_rng(world.device)
         with dcp_errors(world, what=f"saving {draft.id}"):
             dcp_save(
                 tensors,

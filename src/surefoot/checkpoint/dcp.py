@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch.distributed.checkpoint.api import CheckpointException
 
 from surefoot.core.errors import CheckpointError, SurefootError
-from surefoot.tensors.world import World, is_peer_failure, peer_lost
+from surefoot.tensors.world import World, told_apart
 
 
 @contextmanager
@@ -27,9 +27,9 @@ def dcp_errors(world: World, *, what: str) -> Iterator[None]:
         rank, (cause, _) = min(exception.failures.items(), key=lambda failure: failure[0])
         raise _named(cause, rank, what) from exception
     except RuntimeError as error:
-        if world.save_group is not None and is_peer_failure(error):
-            raise peer_lost(what, error) from error
-        raise
+        if world.save_group is None:
+            raise
+        raise told_apart(what, error) from error
 
 
 def _named(cause: BaseException, rank: int, what: str) -> SurefootError:

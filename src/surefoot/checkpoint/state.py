@@ -26,11 +26,14 @@ _WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_m
 class LiveState:
     """References to live tensors by key: writing into them writes into the model and its optimizer.
 
-    `scalars` are optimizer entries that are plain numbers; they stand in `tensors` as 0-d copies and go back by `put_back_scalars`.
+    `rank_0_only` are buffers that are whole on every rank and may differ (batch statistics): rank 0's are the ones that count, as under
+    DistributedDataParallel, which broadcasts them. `scalars` are optimizer entries that are plain numbers; they stand in `tensors` as 0-d
+    copies and go back by `put_back_scalars`.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    rank_0_only: set[str] = field(default_factory=set)
 
     def add(self, key: str, tensor: torch.Tensor) -> None:
         if key in self.tensors:
@@ -102,6 +105,8 @@ def _collect_model(model: nn.Module, live: LiveState) -> dict[int, str]:
         if id(tensor) not in names:
             names[id(tensor)] = name
             live.add(f"model.{name}", tensor)
+            if not isinstance(tensor, nn.Parameter | DTensor):
+                live.rank_0_only.add(f"model.{name}")
     return names
 
 

@@ -12,7 +12,7 @@ import typer
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.launch.run_folder import refuse_halted
+from surefoot.observe.halts import refuse_halted
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
 

@@ -23,9 +23,10 @@ from surefoot.core.errors import EXIT_RETRY, ConfigError, DataError, Preempted
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
-from surefoot.launch.run_folder import CONFIG_NAME, compare_run_folder, record_run_folder, refuse_halted
+from surefoot.launch.run_folder import CONFIG_NAME, compare_run_folder, record_run_folder
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
 from surefoot.model.sizes import resolve_sizes
+from surefoot.observe.halts import refuse_halted
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters, fold_lineage
 from surefoot.observe.opening import note_take_over, open_ledger

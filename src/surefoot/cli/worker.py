@@ -18,7 +18,7 @@ from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_count
 from surefoot.launch.logs import rank_paths
 from surefoot.tensors.heap import keep_freed_pages
-from surefoot.tensors.world import is_peer_failure, peer_lost
+from surefoot.tensors.world import told_apart
 from surefoot.train.loop import open_run
 from surefoot.train.sample import text_sample
 from surefoot.train.step import Parts, train_step
@@ -51,11 +51,9 @@ def train_here(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = N
             while guard.begin():
                 last = train_step(parts, guard)
             if guard.finished:
-                _say_result(parts, last, run_dir=Path(config.run.dir))
+                _say_result(parts, last)
     except RuntimeError as error:
-        if is_peer_failure(error):
-            raise peer_lost("a reduction of gradients", error) from error
-        raise
+        raise told_apart("a reduction of gradients", error) from error
 
 
 def set_up_process() -> None:
@@ -87,7 +85,7 @@ def _leave_error(error: SurefootError, path: Path) -> None:
         sys.stderr.write(f"{path}: {problem}\n")
 
 
-def _say_result(parts: Parts, last: StepReport | None, *, run_dir: Path) -> None:
+def _say_result(parts: Parts, last: StepReport | None) -> None:
     sample = text_sample(parts, num_tokens=NUM_SAMPLE_TOKENS)  # collective under sharding, so every rank computes it
     if not parts.world.leads:
         return

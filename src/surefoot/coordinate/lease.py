@@ -53,3 +53,5 @@ class LeaseKeeper:
                 logger.warning("%s", lost)
                 self._lost = lost
                 return
+            except Exception as error:  # the boundary of the thread: one renewal that failed is no reason to stop renewing
+                logger.warning("the lock could not be renewed: %s", error)

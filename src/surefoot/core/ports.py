@@ -41,6 +41,28 @@ class SteerableData(DataPort, Protocol):
     def locate(self, *, sample: int) -> list[Mapping[str, Any]]: ...
 
 
+@runtime_checkable
+class NamedData(DataPort, Protocol):
+    """A DataPort that knows its data by content: a changed data set is noticed, and what was decided about it is ledgered."""
+
+    @property
+    def data_hash(self) -> str: ...
+
+    @property
+    def data_change(self) -> str | None:
+        """What the last `seek` did about data that is not the cursor's, in words; None when there was nothing to do."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What else a restart needs: a schedule, a scaler. Its state must be JSON; tensors belong in a module."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
 class EvalPort(Protocol):
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. The loss on the frozen held-out samples, the same on all ranks; None without any; changes no state."""

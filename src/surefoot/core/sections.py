@@ -135,6 +135,7 @@ class CheckpointSection:
     interval_s: float = setting(0.0, "save when the last one began this long ago; 0 is off", unit="s", low=0.0)
     keep_last: int = setting(3, "the newest ones on the lineage that are never retired", low=1)
     milestone_steps: int = setting(10_000, "multiples of this are kept for good; 0 is off", unit="steps", low=0)
+    max_failed_saves: int = setting(2, "save points that may fail in a row before the run stops: a second one is no accident", low=1)
     max_save_tries: int = setting(3, "a failed save is tried again at once in a fresh folder, this often in all", low=1)
 
 

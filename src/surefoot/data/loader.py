@@ -122,6 +122,11 @@ class ShardedLoader:
         return self._place.consumed_tokens
 
     @property
+    def data_hash(self) -> str:
+        """The identity of the prepared data, by content."""
+        return self.manifest.sha256
+
+    @property
     def vocab_size(self) -> int:
         return self.manifest.tokenizer.vocab_size
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import numpy
 import torch
+from torch import nn
 
-from surefoot.core.sections import RunConfig
 from surefoot.tensors.world import World
 
 
-def describe_environment(config: RunConfig, world: World) -> dict[str, object]:
-    """The facts of this process that may change a bit of the result. Equal on all ranks of a sane job."""
+def describe_environment(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> dict[str, object]:
+    """The facts of this process that may change a bit of the result, read off the live objects. Equal on all ranks of a sane job."""
     facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -23,13 +23,16 @@ def describe_environment(config: RunConfig, world: World) -> dict[str, object]:
         "device": world.device.type,
         "num_threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "optimizer_kernel": config.optimizer.kernel,
-        "precision": config.train.precision,
+        "optimizer": type(optimizer).__name__,
+        "optimizer_kernel": _kernel(optimizer),
+        "parameter_dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}),
         "world_size": world.size,
     }
     if world.device.type == "cuda":
         facts["device_name"] = torch.cuda.get_device_name(world.device)
         facts["cuda"] = torch.version.cuda
+        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # unannotated in torch
+        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]  # as above
         facts["allow_tf32"] = torch.backends.cuda.matmul.allow_tf32
     return facts
 
@@ -37,3 +40,9 @@ def describe_environment(config: RunConfig, world: World) -> dict[str, object]:
 def changed_facts(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, list[object]]:
     """{fact: [before, now]} for what differs; a fact that only one side knows counts."""
     return {name: [before.get(name), now.get(name)] for name in sorted({*before, *now}) if before.get(name) != now.get(name)}
+
+
+def _kernel(optimizer: torch.optim.Optimizer) -> str:
+    """Which implementation steps: "fused", "foreach", or "default" where torch chooses by itself."""
+    group = optimizer.param_groups[0]
+    return "fused" if group.get("fused") else "foreach" if group.get("foreach") else "default"

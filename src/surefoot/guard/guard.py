@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,9 +14,10 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, SurefootError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.ports import DataPort, EvalPort
+from surefoot.core.ports import DataPort, EvalPort, Stateful
 from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
 from surefoot.core.sections import RunConfig
+from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.place import find_place
 from surefoot.guard.recording import Recorder
@@ -44,7 +46,8 @@ class Guard:
 
     Gradients are those of the loss *summed* over live tokens and over ranks, divided by `gradient_divisor`: 1 for a sum, the world size
     under DistributedDataParallel's default mean. `model` may be wrapped; `data` is the caller's DataPort; `evaluation` is asked for the
-    held-out loss every `train.eval_interval_steps`. All methods but `applied` are collective: every rank calls them in the same order.
+    held-out loss every `train.eval_interval_steps`; `extra` are further parts with a JSON state_dict (a schedule, a scaler) that are saved
+    and restored with the rest. All methods but `applied` are collective: every rank calls them in the same order.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Guard:
         optimizer: torch.optim.Optimizer,
         data: DataPort,
         evaluation: EvalPort | None = None,
+        extra: Mapping[str, Stateful] | None = None,
         world: World | None = None,
         lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
@@ -62,10 +66,12 @@ class Guard:
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
-        self._world = world or world_here(config.launch.collective_limit_s)
+        self._world = world or world_here(
+            optimizer.param_groups[0]["params"][0].device, collective_limit_s=config.launch.collective_limit_s
+        )
         self._place = find_place(config, self._world, clock=self._clock, lock=lock)
         self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
-        self._state = TrainState(model=model, optimizer=optimizer, data=data)
+        self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {})
         self._evaluation = evaluation
         self._gradient_divisor = gradient_divisor
         self._beat = self._place.board.slot(self._world.rank)
@@ -96,6 +102,7 @@ class Guard:
         self._signals: Signals | None = None
         self._action: Action | None = None
         self._leave: Leave | None = None
+        self._restored = False
 
     @property
     def step(self) -> int:
@@ -129,10 +136,24 @@ class Guard:
             saver=self._saver,
         )
         self._recorder.say(resumed.message)
+        for line in missing_capabilities(
+            model=self._state.model,
+            data=self._state.data,
+            evaluation=self._evaluation,
+            extra=self._state.extra,
+            world_size=self._world.size,
+            under_agent=self._place.under_agent,
+        ):
+            self._recorder.say(f"not guarded: {line}")
+        self._restored = True
         return resumed
 
     def begin(self) -> Go | Leave:
-        """Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good."""
+        """Local. Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good."""
+        if not self._restored:
+            raise SurefootError(
+                "begin was called before restore", where="surefoot.Guard", hint="call guard.restore() once, before the loop"
+            )
         if self._leave is None and self._state.step >= self._config.train.num_steps:
             self._finish_run()
         if self._leave is not None:
@@ -140,7 +161,7 @@ class Guard:
         if self._lease is not None:
             self._lease.check()
         self._times.begin()
-        self._beat.beat(phase=Phase.STEP, step=self._state.step)
+        self._beat.beat(phase=Phase.STEP, step=self._state.step, restored=True)
         return Go(step=self._state.step)
 
     def judge(
@@ -162,7 +183,6 @@ class Guard:
         self._signals, verdict = self._judge.exchange(
             measured,
             leave=self._requests.reason is not None,
-            save=False,
             save_clock_s=self._saver.since_last_s,
             save_stall_s=self._saver.last_stall_s,
         )
@@ -205,6 +225,8 @@ class Guard:
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
         if signals.leave_requested and self._leave is None:
             reason = self._requests.reason or "another rank was asked to leave"
+            if self._saver.last_saved_step != self._state.step:
+                reason += f"; it could not be saved, the newest checkpoint is {self._saver.last_id}"
             self._recorder.ledger(Event.RUN_LEFT, reason=reason)
             self._leave = Leave(EXIT_RETRY, reason)
         return report
@@ -252,9 +274,6 @@ class Guard:
             return self._saver.save(reason=reason)
 
     def _finish_run(self) -> None:
-        if self._saver.last_saved_step != self._state.step:
-            self._beat.beat(phase=Phase.SAVE, step=self._state.step)
-            self._saver.save(reason="the run is finished")
         self._recorder.ledger(Event.RUN_FINISHED, fields={"state_digest": self._saver.last_digest, "checkpoint": self._saver.last_id})
         self._leave = Leave(0, "finished")
 

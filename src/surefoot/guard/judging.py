@@ -36,7 +36,7 @@ class Judge:
         self._gradient_divisor = gradient_divisor
         self._clock = clock
 
-    def exchange(self, measured: Measured, *, leave: bool, save: bool, save_clock_s: float, save_stall_s: float) -> tuple[Signals, Verdict]:
+    def exchange(self, measured: Measured, *, leave: bool, save_clock_s: float, save_stall_s: float) -> tuple[Signals, Verdict]:
         """Collective over the loop group: the one all-gather of the step. Reads the device once."""
         parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
         gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size)
@@ -45,7 +45,7 @@ class Judge:
             generation=self._generation,
             attempt=self._state.attempt,
             step=self._state.step,
-            flags=(Flag.LEAVE if leave else Flag(0)) | (Flag.SAVE if save else Flag(0)),
+            flags=Flag.LEAVE if leave else Flag(0),
             blocklist_word=0,
             num_live_tokens=measured.num_live_tokens,
             data_wait_s=measured.data_wait_s,

@@ -12,17 +12,19 @@ from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.restore import Loaded, load
 from surefoot.checkpoint.retention import remove, sweep
 from surefoot.checkpoint.state import collect
-from surefoot.core.errors import CheckpointError, ConfigError, SurefootError
+from surefoot.core.errors import CheckpointError, ConfigError
 from surefoot.core.events import Event
 from surefoot.core.identity import section_hashes
+from surefoot.core.ports import NamedData
 from surefoot.core.records import LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
 from surefoot.guard.environment import changed_facts, describe_environment
 from surefoot.guard.recording import Recorder
 from surefoot.guard.saving import Saver, commit_fields
 from surefoot.guard.state import TrainState
+from surefoot.observe.halts import refuse_halted
 from surefoot.observe.lineage import adoptable, candidates, fold_lineage
-from surefoot.tensors.world import World, agree_ok, broadcast_json
+from surefoot.tensors.world import World, broadcast_json, lead
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +35,10 @@ def restore_newest(state: TrainState, *, config: RunConfig, world: World, genera
     A checkpoint that does not verify is rejected by name and the one before it is tried. Raises CheckpointError when there were some and
     none loads, ConfigError when the config of the newest differs and nobody accepted that, DataError when its data is not there any more.
     """
-    survey = _survey_together(config, world=world, generation=generation, recorder=recorder, root=saver.root)
+    surveyed = lead(world, lambda: _survey(generation=generation, recorder=recorder, root=saver.root))
+    survey: dict[str, Any] = broadcast_json(world, surveyed)
     state.attempt = int(survey["last_attempt"])
-    loaded, rejected = _load_first(survey["candidates"], state, world=world, recorder=recorder, root=saver.root)
+    loaded, rejected = _load_first(survey["candidates"], state, config=config, world=world, recorder=recorder, root=saver.root)
     if loaded is None and rejected:
         raise CheckpointError(
             f"none of the {len(rejected)} checkpoints of this run loads; the newest: {rejected[0]}",
@@ -50,33 +53,17 @@ def restore_newest(state: TrainState, *, config: RunConfig, world: World, genera
     return _tell(loaded, state, config=config, world=world, generation=generation, recorder=recorder)
 
 
-def _survey_together(config: RunConfig, *, world: World, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
-    """Collective over the save group. What rank 0 finds in ledger and folder, on every rank."""
-    survey: dict[str, Any] = {}
-    error: SurefootError | None = None
-    if world.leads:
-        try:
-            survey = _survey(config, generation=generation, recorder=recorder, root=root)
-        except SurefootError as found:
-            error = found
-    if (agreed := agree_ok(world, error)) is not None:
-        raise agreed
-    result: dict[str, Any] = broadcast_json(world, survey)
-    return result
-
-
-def _survey(config: RunConfig, *, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
+def _survey(*, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
+    """On rank 0. What ledger and folder say, after what a dead process left undone is done."""
+    refuse_halted(recorder.entries())
     sweep(root, generation=generation)
     for manifest in adoptable(_readable_manifests(root), fold_lineage(recorder.entries())):
         reason = "published, but its writer died before it could say so"
         recorder.ledger(Event.CHECKPOINT_ADOPTED, reason=reason, fields=commit_fields(manifest))
-    entries = recorder.entries()
-    lineage = fold_lineage(entries)
+    lineage = fold_lineage(recorder.entries())
     for checkpoint in lineage.retired.intersection(published(root)):
         remove(root, checkpoint, generation=generation)  # its process died between deciding and deleting
     found = candidates(lineage)
-    if found:
-        _refuse_other_config(root / found[0].id, config, entries)
     return {
         "last_attempt": lineage.counters.attempt,
         "candidates": [{"id": ref.id, "state_digest": ref.state_digest} for ref in found],
@@ -115,11 +102,12 @@ def _refuse_other_config(path: Path, config: RunConfig, entries: Sequence[Ledger
 
 
 def _load_first(
-    found: Sequence[Mapping[str, str]], state: TrainState, *, world: World, recorder: Recorder, root: Path
+    found: Sequence[Mapping[str, str]], state: TrainState, *, config: RunConfig, world: World, recorder: Recorder, root: Path
 ) -> tuple[Loaded | None, list[str]]:
     """Collective over the save group. The first that loads, and why those before it did not."""
     rejected: list[str] = []
     for candidate in found:
+        lead(world, lambda path=root / candidate["id"]: _refuse_other_config(path, config, recorder.entries()))  # type: ignore[misc]
         live = collect(state.model, state.optimizer, for_load=True)
         try:
             return load(root / candidate["id"], state=live, world=world, expected_state_digest=candidate["state_digest"]), rejected
@@ -131,7 +119,7 @@ def _load_first(
 
 
 def _tell(loaded: Loaded | None, state: TrainState, *, config: RunConfig, world: World, generation: int, recorder: Recorder) -> Resumed:
-    environment = describe_environment(config, world)
+    environment = describe_environment(state.model, state.optimizer, world)
     manifest = loaded.manifest if loaded else None
     recorder.ledger(
         Event.ATTEMPT_STARTED,
@@ -157,6 +145,5 @@ def _tell_differences(manifest: Manifest, environment: Mapping[str, object], sta
         recorder.ledger(Event.ENVIRONMENT_CHANGED, fields={"changed": changed})
         words = ", ".join(f"{name} was {before}, is {now}" for name, (before, now) in changed.items())
         recorder.say(f"note: the surroundings changed, so bits may differ from an undisturbed run: {words}")
-    data_change = getattr(state.data, "data_change", None)  # a foreign port may have no such notion
-    if data_change:
-        recorder.ledger(Event.DATA_ACCEPTED, rule="--on-data-change", reason=data_change)
+    if isinstance(state.data, NamedData) and state.data.data_change:
+        recorder.ledger(Event.DATA_ACCEPTED, rule="--on-data-change", reason=state.data.data_change)

@@ -12,8 +12,8 @@ from surefoot.checkpoint.state import collect
 from surefoot.core.clock import Clock
 from surefoot.core.errors import CheckpointError
 from surefoot.core.events import Event
-from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import section_hashes
+from surefoot.core.ports import NamedData
 from surefoot.core.records import Manifest, Signals
 from surefoot.core.sections import RunConfig
 from surefoot.core.version import __version__
@@ -25,9 +25,6 @@ from surefoot.observe.lineage import fold_lineage
 from surefoot.tensors.world import World
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILED_POINTS = 2
-"""Save points that may fail in a row before the run stops: the second one proves that the first was no accident."""
 
 
 class Saver:
@@ -72,7 +69,7 @@ class Saver:
         """Collective over the save group. Commit the present state; its id, or None when this save point failed and the run may go on.
 
         A failed try is repeated at once under a fresh id. Raises CheckpointError when the state must not go unsaved: at the end of the
-        run, or at the second save point in a row that failed.
+        run, or when `checkpoint.max_failed_saves` save points in a row failed.
         """
         self._last_began_s = self._clock.monotonic_s()
         last_error: CheckpointError | None = None
@@ -90,7 +87,7 @@ class Saver:
             return self.last_id
         self._failed_points += 1
         is_final = self._state.step >= self._config.train.num_steps
-        if last_error is not None and (is_final or self._failed_points >= MAX_FAILED_POINTS):
+        if last_error is not None and (is_final or self._failed_points >= self._config.checkpoint.max_failed_saves):
             raise last_error
         return None
 
@@ -99,7 +96,7 @@ class Saver:
             self.root,
             self._draft(retry=retry),
             state=collect(self._state.model, self._state.optimizer),
-            extras=self._state.extras(),
+            extras=self._state.extras() if self._world.leads else {},  # rank 0 writes them; all ranks have the same
             world=self._world,
         )
         self.stands_on(manifest)
@@ -107,7 +104,7 @@ class Saver:
 
     def _draft(self, *, retry: int) -> Manifest:
         ledger_seq, ledger_hash = self._recorder.position
-        cursor = self._state.data.cursor()
+        data = self._state.data
         return Manifest(
             format_version=0,
             id=checkpoint_id(self._state.step, attempt=self._state.attempt, retry=retry),
@@ -121,13 +118,13 @@ class Saver:
             tokens=self._state.tokens,
             state_digest="",
             config_hashes=section_hashes(self._config),
-            data_hash=str(cursor.get("manifest_sha256", "")) or sha256_json({"data": None}),
+            data_hash=data.data_hash if isinstance(data, NamedData) else "",
             code_version=__version__,
             topology={"dp_replicate": self._config.parallel.dp_replicate, "dp_shard": self._config.parallel.dp_shard},
-            environment=describe_environment(self._config, self._world),
+            environment=describe_environment(self._state.model, self._state.optimizer, self._world),
             ledger_seq=ledger_seq,
             ledger_hash=ledger_hash,
-            cursor=cursor,
+            cursor={},
             files=(),
             tensors=(),
         )

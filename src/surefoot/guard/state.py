@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from surefoot.core.ports import DataPort
+from surefoot.core.errors import Incompatible
+from surefoot.core.ports import DataPort, Stateful
+from surefoot.core.strict_json import canonical
 from surefoot.heal.policy import HealState
 
 
@@ -22,6 +25,7 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     data: DataPort
+    extra: Mapping[str, Stateful] = field(default_factory=dict)
     step: int = 0
     attempt: int = 1
     tokens: int = 0
@@ -32,10 +36,15 @@ class TrainState:
     def extras(self) -> dict[str, Any]:
         """The state that is not tensors, as JSON."""
         return {
-            "loop": {"step": self.step, "tokens": self.tokens, "updates": self.updates},
+            "loop": {"step": self.step, "tokens": self.tokens, "updates": self.updates, "rates": self._rates()},
             "monitor": {"heal": asdict(self.heal)},
             "cursor": dict(self.data.cursor()),
+            "extra": {name: _json_state(name, part) for name, part in self.extra.items()},
         }
+
+    def _rates(self) -> list[float]:
+        """The learning rate of each group: schedules in chained form start from it. Other hyperparameters come from the loop's own config."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def take_extras(self, extras: dict[str, Any]) -> None:
         """Go on from saved extras. `data.seek` raises DataError when the data is not the one of the checkpoint."""
@@ -43,4 +52,24 @@ class TrainState:
         self.tokens = int(extras["loop"]["tokens"])
         self.updates = int(extras["loop"]["updates"])
         self.heal = HealState(**extras["monitor"]["heal"])
+        for group, rate in zip(self.optimizer.param_groups, extras["loop"]["rates"], strict=True):
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
+        if self.extra.keys() != extras["extra"].keys():
+            raise Incompatible(
+                f"the checkpoint has the extra state of {sorted(extras['extra'])}, this loop hands over {sorted(self.extra)}",
+                where="Guard(extra=...)",
+                hint="hand over the same parts as when it was saved",
+            )
+        for name, part in self.extra.items():
+            part.load_state_dict(extras["extra"][name])
         self.data.seek(extras["cursor"])
+
+
+def _json_state(name: str, part: Stateful) -> dict[str, Any]:
+    state = part.state_dict()
+    try:
+        canonical(state)
+    except TypeError as error:
+        hint = "only JSON is kept here; put tensors into a module's buffers"
+        raise Incompatible(f"its state_dict has no JSON form: {error}", where=f"extra[{name!r}]", hint=hint) from error
+    return state

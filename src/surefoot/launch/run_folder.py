@@ -11,7 +11,7 @@ from pathlib import Path
 from surefoot.config import LoadedConfig, load_config, resolved_toml
 from surefoot.coordinate.lock import LOCK_NAME
 from surefoot.core.durable import write_atomic
-from surefoot.core.errors import ConfigError, SurefootError, TrainingHalted
+from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.identity import SettingChange, diff_sections, section_hashes
 from surefoot.core.records import LedgerEntry
@@ -81,22 +81,6 @@ def record_run_folder(loaded: LoadedConfig, *, ledger: Ledger, entries: Sequence
         ) from error
     if not any(entry.event == Event.RUN_CREATED for entry in entries):
         append(Event.RUN_CREATED, fields={"config_hashes": hashes})
-
-
-def refuse_halted(entries: Sequence[LedgerEntry]) -> None:
-    """Raises TrainingHalted while the run's last halt has not been released by a person."""
-    halted: LedgerEntry | None = None
-    for entry in entries:
-        if entry.event == Event.RUN_HALTED:
-            halted = entry
-        elif entry.event == Event.RUN_RELEASED:
-            halted = None
-    if halted is not None:
-        raise TrainingHalted(
-            f"the run was halted at step {halted.step} by {halted.rule}: {halted.reason}",
-            where=f"ledger entry {halted.seq}",
-            hint="find the cause, then `surefoot resume RUN --cause TEXT` lets it go on from its newest checkpoint",
-        )
 
 
 def _write_config(loaded: LoadedConfig, path: Path) -> None:

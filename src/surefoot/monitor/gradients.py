@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
+from surefoot.core.errors import SurefootError
+
 
 def counted_gradients(parameters: Iterable[torch.nn.Parameter], *, rank: int, world_size: int) -> list[torch.Tensor]:
     """Local. The local gradient tensors that this rank counts, so that over all ranks each element is counted exactly once.
@@ -38,12 +40,14 @@ def counted_gradients(parameters: Iterable[torch.nn.Parameter], *, rank: int, wo
 def squared_norm_and_nonfinite(gradients: Sequence[torch.Tensor], *, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Local. float64 scalars on `device`: the sum of squares, and the number of tensors whose norm is not finite.
 
-    Norms per tensor are taken in the gradient's dtype. A norm is 20 times cheaper than isfinite here and sees the same tensors.
+    Norms per tensor are taken in float32 at least: float16 overflows at 65,504. A norm is 20 times
+    cheaper than isfinite here and sees the same tensors.
     """
     if not gradients:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         return zero, zero.clone()
-    norms = torch.stack(torch._foreach_norm(list(gradients))).to(torch.float64)
+    halves = any(gradient.dtype.itemsize < 4 for gradient in gradients)
+    norms = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=torch.float32 if halves else None)).to(torch.float64)
     return norms.square().sum(), (~norms.isfinite()).sum().to(torch.float64)
 
 
@@ -51,4 +55,8 @@ def _is_first_replica(tensor: DTensor) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise SurefootError(
+            "a gradient is still a partial sum, so its norm is not known", where="gradients", hint="reduce it before guard.judge"
+        )
     return all(coordinate[axis] == 0 for axis, placement in enumerate(tensor.placements) if placement.is_replicate())

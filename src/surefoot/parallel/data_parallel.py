@@ -33,6 +33,12 @@ class Cut:
     forward: Callable[..., Any]
     _wrapped: DistributedDataParallel | FSDPModule | None
 
+    @property
+    def needs_rehearsal(self) -> bool:
+        """DDP sorts its buckets anew after the first backward of a process, and a bucket's layout decides the order of sums at 3 ranks and
+        more: without a backward before step 1, the first step after a resume would sum in another order than an undisturbed run."""
+        return isinstance(self._wrapped, DistributedDataParallel)
+
     @contextmanager
     def micro_step(self, *, is_last: bool) -> Iterator[None]:
         """Gradients stay local until the micro-step that `is_last`."""
@@ -53,12 +59,13 @@ def cut(
     materialise: Callable[[nn.Module], None],
     world_size: int,
     device: torch.device,
+    collective_limit_s: float,
 ) -> Cut:
     """Collective over the world. Cut `model`, then fill it: `materialise` sees the sharded parameters, so no rank ever holds the whole.
 
     `units` are the submodules that are gathered together, in the order of the forward (the model's own list).
     """
-    mesh = build_mesh(parallel, world_size=world_size, device_type=device.type)
+    mesh = build_mesh(parallel, world_size=world_size, device_type=device.type, collective_limit_s=collective_limit_s)
     if mesh is not None:
         return Cut(module=model, forward=model, _wrapped=_shard(model, units, mesh=mesh, materialise=materialise))
     materialise(model)
@@ -67,7 +74,7 @@ def cut(
     replicated = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        broadcast_buffers=False,
+        broadcast_buffers=any(True for _ in model.buffers()),  # rank 0's count, and are what a checkpoint keeps
         gradient_as_bucket_view=True,
         init_sync=False,  # every rank initialises or restores the same bits by itself
     )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from surefoot.core.errors import PeerLost
 from surefoot.core.sections import LaunchSection
-from surefoot.tensors.world import World, join_world, single_world
+from surefoot.tensors.world import World, is_peer_failure, join_world, single_world
 
 
 def local_device() -> torch.device:
@@ -38,7 +38,9 @@ def connected(launch: LaunchSection) -> Iterator[World]:
     try:
         _join_default_group(launch, device)
         world = join_world(device=device, collective_limit_s=launch.collective_limit_s)
-    except (RuntimeError, ValueError) as error:
+    except RuntimeError as error:
+        if not is_peer_failure(error):
+            raise
         raise PeerLost(
             f"the ranks did not find each other: {error}", where="process group start", hint="see the logs of the other ranks"
         ) from error

@@ -40,6 +40,10 @@ class RandomKey:
         """Local. The generator of (seed, step, atom, layer, purpose); asking twice starts the same stream twice."""
         return generator_for(self.seed, "step", self.step, self.atom, layer, purpose, device=device)
 
+    def start_streams(self) -> None:
+        """Local. Start torch's own generators, of all devices, at this key: for modules that draw without asking for a stream."""
+        torch.manual_seed(key64(self.seed, "step", self.step, self.atom))
+
 
 @dataclass(frozen=True, slots=True)
 class Normal:

@@ -50,9 +50,11 @@ def join_world(*, device: torch.device, collective_limit_s: float) -> World:
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device, loop_group=loop_group, save_group=save_group)
 
 
-def world_here(collective_limit_s: float) -> World:
-    """Collective over the default group where there is one. The World of a loop that set its processes up by itself."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+def world_here(device: torch.device, *, collective_limit_s: float) -> World:
+    """Collective over the default group where there is one. The World of a loop that set its processes up by itself.
+
+    `device` is where its parameters are: a machine with a GPU may well train on the CPU.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return join_world(device=device, collective_limit_s=collective_limit_s)
     return single_world(device)
@@ -66,7 +68,7 @@ def gather_words(world: World, words_W: torch.Tensor) -> torch.Tensor:
     try:
         dist.all_gather_into_tensor(gathered, words_W, group=world.loop_group)
     except RuntimeError as error:
-        raise peer_lost("the exchange of the step", error) from error
+        raise told_apart("the exchange of the step", error) from error
     return gathered.view(world.size, -1)
 
 
@@ -76,7 +78,7 @@ def reduce_sum(world: World, values: torch.Tensor) -> torch.Tensor:
         try:
             dist.all_reduce(values, group=world.loop_group)
         except RuntimeError as error:
-            raise peer_lost("a sum over ranks", error) from error
+            raise told_apart("a sum over ranks", error) from error
     return values
 
 
@@ -92,7 +94,7 @@ def broadcast_json(world: World, value: Any) -> Any:
             payload = torch.empty(int(length.item()), dtype=torch.uint8)
         dist.broadcast(payload, group=world.save_group, group_src=0)
     except RuntimeError as error:
-        raise peer_lost("a broadcast from rank 0", error) from error
+        raise told_apart("a broadcast from rank 0", error) from error
     return json.loads(bytes(payload.tolist()))
 
 
@@ -110,7 +112,7 @@ def gather_json(world: World, value: Any) -> list[Any]:
         gathered = torch.empty(world.size * longest, dtype=torch.uint8)
         dist.all_gather_into_tensor(gathered, padded, group=world.save_group)
     except RuntimeError as error:
-        raise peer_lost("a gather over ranks", error) from error
+        raise told_apart("a gather over ranks", error) from error
     rows = gathered.view(world.size, longest)
     return [json.loads(rows[rank, : int(lengths_R[rank])].numpy().tobytes()) for rank in range(world.size)]
 
@@ -158,16 +160,30 @@ def _all_errors(kind: type[SurefootError]) -> list[type[SurefootError]]:
     return [kind, *(deeper for child in kind.__subclasses__() for deeper in _all_errors(child))]
 
 
-def peer_lost(what: str, error: BaseException) -> PeerLost:
-    """The error of a collective that another rank did not finish: never the root cause itself."""
+def told_apart(what: str, error: RuntimeError) -> RuntimeError | PeerLost:
+    """The error to raise for a collective that failed: PeerLost when it is the loss of another rank, `error` itself when it is our own.
+
+    On an accelerator a collective is also where this rank's earlier asynchronous errors surface; to call those a lost peer would send the
+    search for the culprit the wrong way.
+    """
+    if not is_peer_failure(error):
+        return error
     return PeerLost(f"{what} did not finish: {error}", hint="another rank went away; the agent names it and restarts")
 
 
+_PEER_SIGNS = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+    "Watchdog caught collective operation timeout",
+)
+
+
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether a RuntimeError out of torch (a backward with overlapped reductions, say) is the loss of another rank."""
-    if isinstance(error, dist.DistError):
+    """Whether an error out of torch (a backward with overlapped reductions, say) is the loss of another rank."""
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("gloo/transport", "Connection closed by peer", "NCCL", "Timed out waiting")
-    )
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_SIGNS)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 from functools import partial
 from typing import cast, get_args
 
+import numpy as np
 import torch
 
 from surefoot.core.errors import ConfigError
+from surefoot.core.hashing import key64
 from surefoot.core.sections import NumericsSection, RunConfig
 from surefoot.data.cursor import OnDataChange
 from surefoot.data.loader import ShardedLoader
@@ -17,10 +20,11 @@ from surefoot.data.tokenizer import load_tokenizer
 from surefoot.model.build import build_model, materialise, shard_units
 from surefoot.model.precision import autocast_context
 from surefoot.parallel.data_parallel import cut
+from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
 from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import build_optimizer
-from surefoot.train.step import Parts
+from surefoot.train.step import Parts, forward_backward
 
 
 def make_deterministic(numerics: NumericsSection) -> None:
@@ -58,9 +62,10 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         materialise=partial(materialise, seed=config.run.seed, device=world.device),
         world_size=world.size,
         device=world.device,
+        collective_limit_s=config.launch.collective_limit_s,
     )
     autocast = autocast_context(config.train.precision, world.device)
-    return Parts(
+    parts = Parts(
         config=config,
         world=world,
         cut=model_cut,
@@ -69,5 +74,35 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         autocast=autocast,
         data=data,
         tokenizer=load_tokenizer(data.path / TOKENIZER_NAME),
-        evaluation=HeldOut(data.heldout_batches(), forward=model_cut.module, world=world, autocast=autocast),
+        evaluation=HeldOut(data.heldout_batches(), module=model_cut.module, world=world, autocast=autocast),
     )
+    if model_cut.needs_rehearsal:
+        _rehearse(parts)
+    _start_process_streams(config.run.seed)
+    return parts
+
+
+def _rehearse(parts: Parts) -> None:
+    """Collective over the data axes. One backward on a phantom atom, of which nothing stays but the order of the reductions' buckets."""
+    shape = (parts.config.train.micro_batch_size, parts.config.data.seq_len)
+    zeros = torch.zeros(shape, dtype=torch.int64)
+    phantom = Batch(
+        tokens_BS=zeros,
+        labels_BS=torch.full_like(zeros, IGNORED_LABEL),
+        positions_BS=torch.arange(shape[1]).expand(shape),
+        doc_ids_BS=zeros,
+        sample_ids_B=torch.full(shape[:1], PHANTOM_SAMPLE),
+        num_live_tokens=0,
+        atom=0,
+    )
+    kept = [buffer.clone() for buffer in parts.cut.module.buffers()]
+    forward_backward(parts, [phantom], step=0)
+    parts.optimizer.zero_grad()
+    for buffer, before in zip(parts.cut.module.buffers(), kept, strict=True):
+        buffer.copy_(before)
+
+
+def _start_process_streams(seed: int) -> None:
+    """Python's and NumPy's generators at the start of a run; a restore puts back where they were."""
+    random.seed(key64(seed, "python"))
+    np.random.seed(key64(seed, "numpy") % 2**32)

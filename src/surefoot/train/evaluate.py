@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.core.records import HeldOutLoss
 from surefoot.data.loader import HeldoutBatches
-from surefoot.model.loss import Forward, loss_sum
+from surefoot.model.loss import loss_sum
 from surefoot.tensors.world import World, reduce_sum
 
 
 class HeldOut:
     """An EvalPort over batches that were fixed at the start."""
 
-    def __init__(self, batches: HeldoutBatches, *, forward: Forward, world: World, autocast: AbstractContextManager[Any]) -> None:
+    def __init__(self, batches: HeldoutBatches, *, module: nn.Module, world: World, autocast: AbstractContextManager[Any]) -> None:
         self._batches = batches
-        self._forward = forward
+        self._module = module
         self._world = world
         self._autocast = autocast
 
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. None when no document was held out. Changes no state and draws no random number."""
         nats = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        with torch.no_grad(), self._autocast:
+        with evaluating(self._module), self._autocast:
             for atom in self._batches.micro_batches:
-                nats += loss_sum(self._forward, atom.to(self._world.device)).nats
+                nats += loss_sum(self._module, atom.to(self._world.device)).nats
         counts = torch.tensor([self._batches.num_live_tokens, self._batches.num_bytes], dtype=torch.float64, device=self._world.device)
         total_nats, num_tokens, num_bytes = reduce_sum(self._world, torch.cat((nats.reshape(1), counts))).tolist()
         if not num_tokens:
             return None
         loss = total_nats / num_tokens
         return HeldOutLoss(loss=loss, bits_per_byte=total_nats / math.log(2) / num_bytes, num_tokens=int(num_tokens))
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Without gradients and in eval mode, so that nothing is dropped, no statistic moves and no random number is drawn."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(was_training)

@@ -11,9 +11,17 @@ from surefoot.core.sections import OptimizerSection
 
 
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
-    """AdamW over decayed matrices and everything else, or whatever `factory` returns. Local."""
-    if section.factory:
-        return _from_factory(model, section)
+    """AdamW over decayed matrices and everything else, or whatever `factory` returns. Local.
+
+    Each group keeps the ratio of its learning rate to `section.lr` under every later `set_learning_rate`.
+    """
+    optimizer = _from_factory(model, section) if section.factory else _adamw(model, section)
+    for group in optimizer.param_groups:
+        group["lr_ratio"] = float(group["lr"]) / section.lr if section.lr else 1.0
+    return optimizer
+
+
+def _adamw(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
     decayed, others = split_parameters(model)
     groups = [
         {"params": [parameter for _, parameter in decayed], "weight_decay": section.weight_decay},
@@ -44,8 +52,12 @@ def split_parameters(model: nn.Module) -> tuple[Named, Named]:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Local. `rate` is that of a group with ratio 1; a rate that is a tensor stays one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate * group["lr_ratio"])
+        else:
+            group["lr"] = rate * group["lr_ratio"]
 
 
 def _from_factory(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:

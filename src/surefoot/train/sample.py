@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from surefoot.model.generate import generate
+from surefoot.train.evaluate import evaluating
 from surefoot.train.step import Parts
 
 
 def text_sample(parts: Parts, *, num_tokens: int) -> str:
     """Collective where the forward is. `num_tokens` of a new document; a function of the weights and the run's seed."""
     tokenizer = parts.tokenizer
-    ids = generate(
-        parts.cut.module,
-        [tokenizer.eos_id],
-        num_tokens=num_tokens,
-        context_len=parts.config.data.seq_len,
-        vocab_size=tokenizer.vocab_size,
-        temperature=0.8,
-        seed=parts.config.run.seed,
-        stop_id=tokenizer.eos_id,
-        device=parts.world.device,
-    )
+    with evaluating(parts.cut.module):
+        ids = generate(
+            parts.cut.module,
+            [tokenizer.eos_id],
+            num_tokens=num_tokens,
+            context_len=parts.config.data.seq_len,
+            vocab_size=tokenizer.vocab_size,
+            temperature=0.8,
+            seed=parts.config.run.seed,
+            stop_id=tokenizer.eos_id,
+            device=parts.world.device,
+        )
     return tokenizer.decode(ids)

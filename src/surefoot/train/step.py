@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,14 @@ from torch import nn
 
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
-from surefoot.data.loader import ShardedLoader, StepBatch
+from surefoot.data.loader import ShardedLoader
 from surefoot.data.tokenizer import Tokenizer
 from surefoot.guard import Guard
 from surefoot.model.loss import loss_sum
 from surefoot.parallel.clip import scale_gradients
 from surefoot.parallel.data_parallel import Cut
+from surefoot.tensors.batch import Batch
+from surefoot.tensors.random import RandomKey
 from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import set_learning_rate
@@ -44,7 +47,7 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=parts.config.optimizer.lr)
     batch = next(parts.data)
     fetched_s = time.monotonic()
-    nats = forward_backward(parts, batch)
+    nats = forward_backward(parts, batch.micro_batches, step=guard.step)
     action = guard.judge(
         nats,
         batch.num_live_tokens,
@@ -61,11 +64,15 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     return guard.finish()
 
 
-def forward_backward(parts: Parts, batch: StepBatch) -> torch.Tensor:
-    """Collective over the data axes. Adds the gradient of the *sum* over live tokens into `.grad`; returns this rank's nats, float64."""
+def forward_backward(parts: Parts, atoms: Sequence[Batch], *, step: int) -> torch.Tensor:
+    """Collective over the data axes. Adds the gradient of the *sum* over live tokens into `.grad`; returns this rank's nats, float64.
+
+    Whatever the model draws comes from streams keyed by (seed, step, atom): not by rank, history or number of ranks.
+    """
     total_nats = torch.zeros((), dtype=torch.float64, device=parts.world.device)
-    for index, atom in enumerate(batch.micro_batches):
-        with parts.cut.micro_step(is_last=index + 1 == len(batch.micro_batches)):
+    for index, atom in enumerate(atoms):
+        with parts.cut.micro_step(is_last=index + 1 == len(atoms)):
+            RandomKey(parts.config.run.seed, step, atom.atom).start_streams()
             with parts.autocast:
                 sums = loss_sum(parts.cut.forward, atom.to(parts.world.device), z_loss=parts.config.model.z_loss)
             sums.objective.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated

@@ -1,0 +1,31 @@
+"""What the guard cannot do for this loop, said once at the start: a missing port is a line, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from surefoot.core.ports import DataPort, EvalPort, SteerableData
+
+
+def missing_capabilities(
+    *, model: nn.Module, data: DataPort, evaluation: EvalPort | None, extra: Mapping[str, object], world_size: int, under_agent: bool
+) -> list[str]:
+    """One line per thing that this loop goes without, and why. Pure."""
+    lines = []
+    if evaluation is None:
+        lines.append("no held-out loss: no evaluation was handed over")
+    if not isinstance(data, SteerableData):
+        lines.append("no document can be skipped, blocked or located: the data port has no skip, block and locate")
+    if not extra:
+        lines.append("learning-rate schedules, scalers and averages are not saved: hand over what has a state_dict as extra={...}")
+    if not under_agent:
+        lines.append("nobody outside this process watches it: no restart, no culprit, no memory tier")
+    if isinstance(model, DistributedDataParallel) and world_size > 2:
+        lines.append(
+            "a resume may differ in the last bits: DDP sorts its buckets anew after the first backward of a process; "
+            "one backward on zeros before restore() settles them"
+        )
+    return lines

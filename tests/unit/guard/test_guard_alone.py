@@ -1,0 +1,208 @@
+"""The guard around a small foreign loop in this process: no agent, no peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from surefoot.config import load_config
+from surefoot.core.errors import ConfigError, Incompatible, SurefootError, TrainingHalted
+from surefoot.core.events import Event
+from surefoot.core.records import Leave
+from surefoot.core.sections import CheckpointSection, MonitorSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from surefoot.guard import Guard
+from surefoot.guard.capabilities import missing_capabilities
+from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.observe.metrics import read_steps
+
+
+class Points:
+    def __init__(self) -> None:
+        self.next_sample = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self.next_sample += 4
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(self.next_sample))
+
+    def cursor(self) -> Mapping[str, Any]:
+        return {"next_sample": self.next_sample}
+
+    def seek(self, cursor: Mapping[str, Any]) -> None:
+        self.next_sample = cursor["next_sample"]
+
+
+@dataclass
+class Loop:
+    """Somebody's loop: a linear model, SGD with a schedule; `sick` steps have a gradient that is not finite."""
+
+    config: RunConfig
+    sick: tuple[int, ...] = ()
+    with_schedule: bool = True
+    stop_at: int = 1_000_000
+    rates: list[float] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+
+    def run(self) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        points = Points()
+        extra = {"schedule": schedule} if self.with_schedule else {}
+        with Guard(self.config, model=model, optimizer=optimizer, data=points, extra=extra) as guard:
+            guard.restore()
+            while guard.begin():
+                loss = model(next(points)).square().sum()
+                loss.backward()
+                if guard.step + 1 in self.sick and model.weight.grad is not None:
+                    model.weight.grad.fill_(torch.nan)
+                if guard.judge(loss, 4).proceeds:
+                    for parameter in model.parameters():
+                        assert parameter.grad is not None
+                        parameter.grad.mul_(guard.clip_scale)
+                    optimizer.step()
+                    guard.applied()
+                optimizer.zero_grad()
+                schedule.step()
+                self.rates.append(optimizer.param_groups[0]["lr"])
+                self.actions.append(guard.finish().action)
+                if guard.step == self.stop_at:
+                    raise KeyboardInterrupt
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def config_of(run_dir: Path, *, num_steps: int = 20, max_grad_norm: float = 1.0) -> RunConfig:
+    return RunConfig(
+        run=RunSection(name="alone", dir=str(run_dir)),
+        train=TrainSection(num_steps=num_steps),
+        optimizer=OptimizerSection(max_grad_norm=max_grad_norm),
+        checkpoint=CheckpointSection(interval_steps=5),
+        monitor=MonitorSection(max_skips_in_a_row=2),
+    )
+
+
+def events(run_dir: Path) -> list[str]:
+    return [entry.event for entry in read_ledger(run_dir / "ledger.jsonl")]
+
+
+def test_a_schedule_handed_over_as_extra_goes_on_where_it_was(tmp_path: Path) -> None:
+    undisturbed = Loop(config_of(tmp_path / "undisturbed"))
+    weights = undisturbed.run()
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path / "run"), stop_at=12).run()
+    resumed = Loop(config_of(tmp_path / "run"))
+    again = resumed.run()
+    assert resumed.rates == undisturbed.rates[10:]
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+def test_other_extra_than_was_saved_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=7).run()
+    with pytest.raises(Incompatible, match=r"\['schedule'\].*\[\]"):
+        Loop(config_of(tmp_path), with_schedule=False).run()
+
+
+def test_the_folder_of_a_foreign_loop_is_a_run(tmp_path: Path) -> None:
+    Loop(config_of(tmp_path)).run()
+    assert load_config(tmp_path).config.train.num_steps == 20
+    assert events(tmp_path)[:2] == ["run.created", "attempt.started"]
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_halt_holds_until_it_is_released_and_leaves_no_row(tmp_path: Path) -> None:
+    loop = Loop(config_of(tmp_path), sick=(7, 8, 9))
+    with pytest.raises(SystemExit, match="6"):
+        loop.run()
+    assert loop.actions[-3:] == ["skip", "skip", "halt"]
+    assert read_steps(tmp_path).to_pydict()["action"][-1] == "skip"
+    with pytest.raises(TrainingHalted, match="halted at step 8"):
+        Loop(config_of(tmp_path)).run()
+    entries = read_ledger(tmp_path / "ledger.jsonl")
+    from surefoot.core.clock import SystemClock
+
+    ledger = Ledger(tmp_path / "ledger.jsonl", clock=SystemClock(), by="a person")
+    ledger.append(Event.RUN_RELEASED, generation=entries[-1].generation, attempt=1, step=8, reason="found it")
+    Loop(config_of(tmp_path)).run()
+    assert events(tmp_path)[-1] == "run.finished"
+
+
+def test_another_config_is_refused_whichever_checkpoint_loads(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=12).run()
+    with pytest.raises(ConfigError, match=r"\[optimizer\]"):
+        Loop(config_of(tmp_path, max_grad_norm=2.0)).run()
+    manifest = tmp_path / "checkpoints" / "s10-a1" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"s5-a1.*\[optimizer\]"):
+        Loop(config_of(tmp_path, max_grad_norm=2.0)).run()
+
+
+def test_methods_out_of_order_are_errors_that_say_so(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    with Guard(config_of(tmp_path), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=Points()) as guard:
+        with pytest.raises(SurefootError, match="begin was called before restore"):
+            guard.begin()
+        guard.restore()
+        guard.begin()
+        with pytest.raises(SurefootError, match="finish was called before judge"):
+            guard.finish()
+        with pytest.raises(SurefootError, match="no clip scale"):
+            _ = guard.clip_scale
+
+
+def test_a_published_checkpoint_that_nobody_ledgered_is_adopted(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=12).run()
+    lines = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    assert b"s10-a1" in lines[-1]
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))  # as if killed between publishing and saying so
+    Loop(config_of(tmp_path)).run()
+    entries = read_ledger(tmp_path / "ledger.jsonl")
+    adopted = [entry.fields["id"] for entry in entries if entry.event == "checkpoint.adopted"]
+    resumed = [entry.fields["checkpoint"] for entry in entries if entry.event == "run.resumed"]
+    assert (adopted, resumed) == (["s10-a1"], ["s10-a1"])
+
+
+def test_leaving_is_falsy_and_going_on_is_not() -> None:
+    assert not Leave(75, "told to")
+
+
+def test_what_a_loop_goes_without_is_said_line_by_line() -> None:
+    model = nn.Linear(2, 2)
+    lines = missing_capabilities(model=model, data=Points(), evaluation=None, extra={}, world_size=1, under_agent=False)
+    assert [line.split(":")[0] for line in lines] == [
+        "no held-out loss",
+        "no document can be skipped, blocked or located",
+        "learning-rate schedules, scalers and averages are not saved",
+        "nobody outside this process watches it",
+    ]
+
+
+class FullDisk:
+    """The checkpoints folder as a file: no save can be made."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.path = run_dir / "checkpoints"
+        self.path.write_text("in the way")
+
+
+def test_one_save_point_may_fail_and_the_second_in_a_row_ends_the_run(tmp_path: Path) -> None:
+    FullDisk(tmp_path)
+    loop = Loop(config_of(tmp_path))
+    with pytest.raises(SurefootError) as raised:
+        loop.run()
+    assert raised.value.exit_code == 5
+    assert len(loop.actions) == 9  # step 5 failed and the run went on; step 10 did not finish
+    failed = [entry for entry in read_ledger(tmp_path / "ledger.jsonl") if entry.event == "save.failed"]
+    assert [entry.fields["retry"] for entry in failed] == [0, 1, 2, 0, 1, 2]
