@@ -43,7 +43,7 @@ class TrainState:
         }
 
     def _rates(self) -> list[float]:
-        """The learning rate of each group: schedules in chained form start from it. Other hyperparameters come from the loop's own config."""
+        """The learning rate of each group: schedules in chained form start from it. The rest comes from the loop's own config."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def take_extras(self, extras: dict[str, Any]) -> None:
