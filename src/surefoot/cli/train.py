@@ -23,6 +23,7 @@ from surefoot.core.errors import EXIT_RETRY, ConfigError, DataError, Preempted
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
+from surefoot.launch.process import heeded_signals
 from surefoot.launch.run_folder import CONFIG_NAME, compare_run_folder, record_run_folder
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
 from surefoot.model.sizes import resolve_sizes
@@ -269,8 +270,7 @@ def _leaving_on_signals() -> Iterator[None]:
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise Preempted(f"received {signal.Signals(number).name} before training began", hint="the same command starts again")
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-    former = {number: signal.signal(number, leave) for number in numbers}
+    former = {number: signal.signal(number, leave) for number in heeded_signals()}
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 class LeaveRequests:
     """Remembers that somebody asked this rank to leave. The group agrees on it in the next exchange; one rank never leaves alone.
 
-    SIGINT counts too where no agent stands between the terminal and this process. Handlers can only be installed from the main thread;
+    SIGINT and SIGHUP count too where no agent stands between the terminal and this process. Handlers can only be installed from the main thread;
     elsewhere signals stay as they are and only the board speaks.
     """
 
@@ -23,7 +23,7 @@ class LeaveRequests:
         self._received: str | None = None
         self._replaced: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (*LEAVE_SIGNALS, *((signal.SIGINT,) if takes_interrupts else ())):
+            for number in _heeded(alone=takes_interrupts):
                 self._replaced[number] = signal.signal(number, self._remember)
 
     @property
@@ -39,3 +39,11 @@ class LeaveRequests:
 
     def _remember(self, number: int, _: FrameType | None) -> None:
         self._received = f"received {signal.Signals(number).name}"
+
+
+def _heeded(*, alone: bool) -> tuple[signal.Signals, ...]:
+    """Without an agent the terminal's signals come here too; a SIGHUP that `nohup` made this process ignore stays ignored."""
+    if not alone:
+        return LEAVE_SIGNALS
+    deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (*LEAVE_SIGNALS, signal.SIGINT, *(() if deaf else (signal.SIGHUP,)))

@@ -66,7 +66,7 @@ def gather_words(world: World, words_W: torch.Tensor) -> torch.Tensor:
         return words_W.unsqueeze(0)
     gathered = torch.empty(world.size * words_W.numel(), dtype=words_W.dtype, device=words_W.device)
     try:
-        dist.all_gather_into_tensor(gathered, words_W, group=world.loop_group)
+        dist.all_gather_single(gathered, words_W, group=world.loop_group)
     except RuntimeError as error:
         raise told_apart("the exchange of the step", error) from error
     return gathered.view(world.size, -1)
@@ -105,12 +105,12 @@ def gather_json(world: World, value: Any) -> list[Any]:
     payload = torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
     lengths_R = torch.empty(world.size, dtype=torch.int64)
     try:
-        dist.all_gather_into_tensor(lengths_R, torch.tensor([payload.numel()], dtype=torch.int64), group=world.save_group)
+        dist.all_gather_single(lengths_R, torch.tensor([payload.numel()], dtype=torch.int64), group=world.save_group)
         longest = int(lengths_R.max().item())
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: payload.numel()] = payload
         gathered = torch.empty(world.size * longest, dtype=torch.uint8)
-        dist.all_gather_into_tensor(gathered, padded, group=world.save_group)
+        dist.all_gather_single(gathered, padded, group=world.save_group)
     except RuntimeError as error:
         raise told_apart("a gather over ranks", error) from error
     rows = gathered.view(world.size, longest)
