@@ -72,21 +72,24 @@ class AgentUnderDrill:
 
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderDrill]]:
-    """start_agent(num_steps=60, step_s=0.01, warm_s=0, faults={...}, launch={...}, num_ranks=2, entry=..., warm=..., stdout=...)."""
+    """start_agent(num_steps=60, step_s=0.01, warm_s=0, faults={...}, launch={...}, observe={...}, num_ranks=2, entry=..., warm=...,
+    stdout=..., stderr=...)."""
     started: list[AgentUnderDrill] = []
 
     def start(
         *,
         launch: dict[str, Any] | None = None,
+        observe: dict[str, Any] | None = None,
         num_ranks: int = 2,
         entry: str = "toy_rank:main",
         warm: tuple[str, ...] = ("toy_warm",),
         stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
         **toy: Any,
     ) -> AgentUnderDrill:
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
-        options = {"launch": launch or {}, "num_ranks": num_ranks, "entry": entry, "warm": warm}
+        options = {"launch": launch or {}, "observe": observe or {}, "num_ranks": num_ranks, "entry": entry, "warm": warm}
         toy = {"num_steps": 60, "step_s": 0.01, **toy}
         python_path = os.pathsep.join(filter(None, (str(_HERE), os.environ.get("PYTHONPATH", ""))))
         with (run_dir / "agent.log").open("ab") as log:
@@ -95,7 +98,7 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderDrill]]:
                 env={**os.environ, "TOY": json.dumps(toy), "PYTHONPATH": python_path},
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
                 process_group=0,
             )
         started.append(AgentUnderDrill(run_dir, process))

@@ -115,3 +115,26 @@ def test_a_stuck_console_stops_nothing(start_agent: StartAgent) -> None:
         assert agent.wait() == 0
     log: Path = agent.run_dir / "logs" / "g1" / "rank_0.log"
     assert log.stat().st_size > 1_000_000
+
+
+def test_a_stuck_terminal_does_not_hold_up_the_agent(start_agent: StartAgent) -> None:
+    """Nobody reads what the agent warns of: it restarts all the same, and ends when somebody does."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    os.write(write_fd, bytes(1 << 20))  # as much as it takes
+    os.set_blocking(write_fd, True)
+    agent = start_agent(faults={"1": {"1": "exit:1"}}, stderr=write_fd)
+    os.close(write_fd)
+    agent.until(lambda: (agent.run_dir / "saved").exists() and (agent.run_dir / "saved").read_text() == "60")
+    assert len(agent.entries("generation.started")) == 2
+    with os.fdopen(read_fd, "rb") as terminal:
+        assert b"restart 1 of 20" in terminal.read()
+    assert agent.wait() == 0
+
+
+def test_a_rank_that_says_too_much_does_not_fill_the_disk(start_agent: StartAgent) -> None:
+    agent = start_agent(num_steps=600, faults={"1": {"0": "loud"}}, observe={"max_log_bytes": 100_000})
+    assert agent.wait() == 0
+    logs = agent.run_dir / "logs" / "g1"
+    assert (logs / "rank_0.log.1").stat().st_size <= 2_000_000
+    assert (logs / "rank_0.log").stat().st_size < 15_000_000  # it said 20 MB

@@ -13,6 +13,7 @@ from surefoot.core.clock import SystemClock
 from surefoot.core.errors import SurefootError
 from surefoot.core.sections import LaunchSection, ObserveSection, RunConfig
 from surefoot.launch.agent import Agent
+from surefoot.launch.logs import logging_aside
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
 
@@ -24,8 +25,8 @@ def main() -> int:
     ledger = Ledger(run_dir / "ledger.jsonl", clock=clock, by="agent")
     lock = RunLock.acquire(run_dir, job="drill", clock=clock, lease_s=launch.lease_s)
     try:
-        return Agent(
-            RunConfig(launch=launch, observe=ObserveSection(status_interval_s=0.1)),
+        agent = Agent(
+            RunConfig(launch=launch, observe=ObserveSection(status_interval_s=0.1, **options["observe"])),
             run_dir=run_dir,
             num_ranks=options["num_ranks"],
             entry=options["entry"],
@@ -35,7 +36,9 @@ def main() -> int:
             first_generation=fold_counters(read_ledger(ledger.path)).generation + 1,
             clock=clock,
             console=lambda line: _write(f"{line}\n".encode()),
-        ).run()
+        )
+        with logging_aside():
+            return agent.run()
     except SurefootError as error:
         (run_dir / "agent.error.json").write_text(json.dumps(error.as_json()))
         return error.exit_code

@@ -25,6 +25,7 @@ from surefoot.launch.generation import Post, follow, fork_ranks, put_down
 from surefoot.launch.logs import Echo, nursery_log
 from surefoot.launch.signals import LeaveSignals
 from surefoot.launch.status import Pulse
+from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import NurseryGone, Watch
 from surefoot.observe.halts import refuse_halted
@@ -79,7 +80,8 @@ class Agent:
         """
         with LeaveSignals() as signals:
             watch = Watch(signals, clock=self._clock, on_look=self._look)
-            post = Post(self._run_dir, self._launch, self._observe, self._clock, watch, self._nursery, Echo(self._console))
+            echo, trimmer = Echo(self._console), LogTrimmer(self._run_dir, max_bytes=self._observe.max_log_bytes)
+            post = Post(self._run_dir, self._launch, self._observe, self._clock, watch, self._nursery, echo, trimmer)
             try:
                 while (ending := self._run_generation(post)).kind == "failed":
                     instruction = self._decide(ending)
@@ -94,6 +96,7 @@ class Agent:
             self._nursery.drop(post.watch)
         except SurefootError as error:
             logger.warning("%s", error)
+        post.trimmer.close()
         post.echo.close()
 
     def _run_generation(self, post: Post) -> Ending:

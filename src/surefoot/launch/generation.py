@@ -18,6 +18,7 @@ from surefoot.launch.ending import Ending, Limits, Seen, end_of
 from surefoot.launch.evidence import complaints, write_incident
 from surefoot.launch.logs import Echo, open_generation, rank_paths
 from surefoot.launch.rendezvous import Meeting, open_listener, rank_specs
+from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import Event, Forked, NurseryGone, Watch
 from surefoot.launch.wire import RankExit, Start
@@ -36,6 +37,7 @@ class Post:
     watch: Watch
     nursery: WarmNursery
     echo: Echo
+    trimmer: LogTrimmer
 
 
 def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_ranks: int) -> Crew:
@@ -49,6 +51,7 @@ def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_
         with contextlib.suppress(OSError):  # a nursery that is gone is the next thing that the watch hears
             if post.nursery.link is not None:
                 post.nursery.link.start_ranks(request, fds=[listener.fileno(), crew.board.fd, ranks_life.fileno()])
+    post.trimmer.follow(generation)
     post.echo.follow(rank_paths(post.run_dir, generation, 0)[0])
     return crew
 

@@ -1,7 +1,8 @@
-"""Log files of ranks: where they are, how many generations are kept, and the echo of rank 0 on the console.
+"""Log files of ranks: where they are, how many generations are kept, and how rank 0 and the agent itself reach the console.
 
 A rank writes to plain files, `logs/g<generation>/rank_<r>.log` for stdout (its console lines) and `.err` for stderr (warnings of libraries,
-tracebacks). No pipe leads to the agent, so a stuck terminal or a closed one never stops a step.
+tracebacks). No pipe leads to the agent, so a stuck terminal or a closed one never stops a step. Nor does it stop the agent: what goes to
+the console is written by threads that nobody waits for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import queue
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _ECHO_INTERVAL_S = 0.2
 _MAX_TAIL_BYTES = 16_384
+_MAX_LINE_BYTES = 65_536  # a progress bar that never ends its line must not be kept in memory for ever
 
 
 def generation_logs(run_dir: Path, generation: int) -> Path:
@@ -58,7 +62,7 @@ def last_lines(path: Path, *, num_lines: int = 30) -> list[str]:
 
 
 class Echo:
-    """Follows one file after another and hands each whole line to `write`, in a thread of its own.
+    """Follows one file after another and hands each whole line to `write`, in a thread of its own. A file may be cut short (`trim`).
 
     A `write` that blocks delays the echo and nothing else; one that raises OSError (the terminal is gone) ends the echo.
     """
@@ -99,7 +103,7 @@ class Echo:
                     request = self._requests.get(timeout=_ECHO_INTERVAL_S)
                 except queue.Empty:
                     request = threading.Event()
-                rest = self._echo_lines(rest + file.read())
+                rest = self._echo_lines(rest + _read_on(file))
                 if isinstance(request, str):
                     self._write(request)
                     continue
@@ -119,6 +123,36 @@ class Echo:
     def _echo_lines(self, data: bytes) -> bytes:
         """Write the whole lines of `data`; returns the part that has no end yet."""
         *lines, rest = data.split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
         for line in lines:
             self._write(line.decode(errors="replace"))
         return rest
+
+
+def _read_on(file: BinaryIO) -> bytes:
+    """What was written since the last call. A file that is shorter than that was cut, and goes on from its start."""
+    position = file.tell()
+    file.seek(position if position <= file.seek(0, io.SEEK_END) else 0)
+    return file.read()
+
+
+@contextmanager
+def logging_aside(*, limit_s: float = 2.0) -> Iterator[None]:
+    """While entered, what this process logs is written by a thread of its own: a stuck terminal does not stop whoever logs.
+
+    It stands in front of the root logger's handlers, so install those before. Leaving waits at most `limit_s` for what is not written yet.
+    """
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    records: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+    listener = QueueListener(records, *(handlers or filter(None, [logging.lastResort])), respect_handler_level=True)
+    listener.start()
+    root.handlers[:] = [QueueHandler(records)]
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        stopping = threading.Thread(target=listener.stop, name="logging-stop", daemon=True)  # it waits for the last record, however long
+        stopping.start()
+        stopping.join(limit_s)

@@ -19,6 +19,7 @@ from surefoot.launch.ending import Ending
 from surefoot.launch.generation import Post, put_down
 from surefoot.launch.logs import Echo, open_generation
 from surefoot.launch.signals import LeaveSignals
+from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import Watch
 
@@ -33,7 +34,9 @@ def post(tmp_path: Path) -> Iterator[Post]:
     nursery = WarmNursery(entry="none:main", warm=(), log_path=tmp_path / "nursery.log", kill_limit_s=1.0)
     with LeaveSignals() as signals:
         watch = Watch(signals, clock=clock, on_look=lambda: None)
-        yield Post(tmp_path, LaunchSection(), ObserveSection(), clock, watch, nursery, echo)
+        trimmer = LogTrimmer(tmp_path, max_bytes=1_000_000)
+        yield Post(tmp_path, LaunchSection(), ObserveSection(), clock, watch, nursery, echo, trimmer)
+    trimmer.close()
     echo.close()
 
 
