@@ -30,6 +30,8 @@ from surefoot.core.errors import ConfigError, PeerLost, SurefootError
 from surefoot.core.holder import LOCK_NAME as LOCK_NAME
 from surefoot.core.holder import Holder, LockRecord, is_alive, parse_lock, this_process
 
+# No settings: a swap writes one small file, which takes milliseconds on any disk that can carry a run at all. Its limit only has to be
+# far above that and below a lease, so nobody gains by another value.
 _WATCH_STEP_S = 0.5
 _RACE_STEP_S = 0.01
 _SWAP_LIMIT_S = 10.0

@@ -12,7 +12,7 @@ from surefoot.launch.nursery_link import NurseryLink
 from surefoot.launch.signals import LeaveSignals
 from surefoot.launch.wire import RankExit, Ready, Started
 
-# Deadlines, liveness and the lock are looked at this often; exits, deaths and signals wake the agent at once.
+# Deadlines, liveness and the lock are looked at this often; exits, deaths and signals wake the agent at once, so it is no setting.
 _LOOK_INTERVAL_S = 0.2
 
 

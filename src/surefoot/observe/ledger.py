@@ -43,7 +43,8 @@ class Ledger:
     """Appends to one ledger file on behalf of `by` ("agent", "rank0", a user's name).
 
     `wait_limit_s` bounds the wait for another writer: an append takes milliseconds, so half a minute means that one is stopped or its disk
-    is. Bound to the process that made it: an inherited file lock excludes nobody, so a fork makes its own.
+    is. It is no setting, because no value between the two would change what happens. Bound to the process that made it: an inherited file
+    lock excludes nobody, so a fork makes its own.
     """
 
     def __init__(self, path: Path, *, clock: Clock, by: str, wait_limit_s: float = 30.0) -> None:
