@@ -237,3 +237,77 @@ def test_a_halted_run_stays_halted_until_a_person_releases_it(place: Place) -> N
     place.surefoot("train", str(place.run), expect=6)  # the cause is still there
     released = [entry for entry in read_ledger(place.run / "ledger.jsonl") if entry.event == "run.released"]
     assert released[0].reason == "tried a silly rate"
+
+
+def torchrun(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command += [str(Path(sys.executable).parent / "surefoot"), "train", str(place.config), "parallel.dp_replicate=2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=place.folder)
+
+
+@pytest.mark.timeout(300)
+def test_the_same_file_runs_under_torchrun_and_says_what_is_missing(place: Place) -> None:
+    result = torchrun(place)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "no warm restart" in result.stdout
+    assert [entry.event for entry in read_ledger(place.run / "ledger.jsonl")][-1] == "run.finished"
+    ledgered = (place.run / "ledger.jsonl").read_bytes()
+    refused = torchrun(place, "optimizer.lr=1e-2")
+    assert refused.returncode != 0
+    assert "lr was 0.0003, is 0.01" in refused.stderr
+    assert (place.run / "ledger.jsonl").read_bytes() == ledgered
+
+
+def test_a_live_run_is_left_alone_by_a_start_with_other_values(place: Place) -> None:
+    place.edit("num_steps = 6", "num_steps = 100000")
+    first = subprocess.Popen([sys.executable, "-m", "surefoot.cli.main", "train", str(place.config)], stdout=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + 100
+        while not any(entry.event == "attempt.started" for entry in read_ledger(place.run / "ledger.jsonl")):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        config = (place.run / "config.toml").read_text()
+        refused = torchrun(place, "train.num_steps=77", "--accept-changes", "train")
+        assert refused.returncode != 0
+        assert "live" in refused.stderr
+        assert (place.run / "config.toml").read_text() == config
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.wait(timeout=60)
+
+
+def test_overrides_on_a_run_folder_count(place: Place) -> None:
+    place.train(expect=0)
+    run = str(place.run)
+    place.surefoot("train", run, "train.num_steps=8", "--accept-changes", "train", expect=0)
+    status = json.loads(place.surefoot("status", run, "--json", expect=0))
+    assert (status["step"], status["finished"]) == (8, True)
+    shown = (place.run / "config.toml").read_text()
+    assert "# override" in next(line for line in shown.splitlines() if line.startswith("num_steps"))
+    assert "# run.toml:" in next(line for line in shown.splitlines() if line.startswith("global_batch_size"))
+
+
+def test_a_config_that_was_refused_can_be_corrected(place: Place) -> None:
+    place.train("model.vocab_size=64", expect=2)
+    assert not place.run.exists()
+    place.train(expect=0)
+
+
+def test_a_lost_or_cut_ledger_ends_a_start_with_5(place: Place) -> None:
+    place.train(expect=0)
+    ledger = place.run / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:2]))
+    assert "tail is cut" in place.surefoot("train", str(place.run), expect=5)
+    ledger.unlink()
+    assert "ledger" in place.surefoot("train", str(place.run), expect=5)
+    ledger.write_bytes(b"".join(lines))
+    place.surefoot("train", str(place.run), expect=0)
+
+
+def test_data_made_in_another_way_than_the_config_says_is_refused(place: Place) -> None:
+    place.train(expect=0)
+    printed = place.train('data.tokenizer="bpe:300"', f"run.dir={place.folder / 'other'}", expect=4)
+    assert "bpe:300" in printed
+    assert "bytes" in printed
+    assert not (place.folder / "other").exists()

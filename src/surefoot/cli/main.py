@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -30,9 +31,16 @@ def main() -> None:
     """Entry point of `surefoot`: runs the verb and ends the process with the exit code of what happened, whoever still reads of it."""
     open_streams()
     try:
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        code = end.code
     finally:
         close_streams()
+    if "TORCHELASTIC_RUN_ID" in os.environ and "torch" in sys.modules:
+        os._exit(code)  # torch 2.13 under torchrun aborts in one of six orderly ends, after everything is said and saved
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

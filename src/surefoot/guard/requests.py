@@ -14,7 +14,7 @@ LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 class LeaveRequests:
     """Remembers that somebody asked this rank to leave. The group agrees on it in the next exchange; one rank never leaves alone.
 
-    SIGINT and SIGHUP count too where no agent stands between the terminal and this process. Handlers can only be installed from the main thread;
+    SIGINT and SIGHUP count where no agent stands between the terminal and this process. Handlers are installed from the main thread only;
     elsewhere signals stay as they are and only the board speaks.
     """
 
