@@ -152,7 +152,7 @@ def _tail(folder: Path, rank: int) -> str:
 def warm_parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmParent]:
     parent = WarmParent(tmp_path_factory.mktemp("warm_parent"))
     yield parent
-    parent.link.close()
+    parent.link.close(limit_s=30.0, look=lambda: None)
 
 
 @pytest.fixture

@@ -34,12 +34,12 @@ from surefoot.checkpoint.rng import capture_rng
 from surefoot.checkpoint.state import LiveState
 from surefoot.checkpoint.writer import Writer, free_bytes, storage_error
 from surefoot.core.durable import fsync_dir, write_atomic
-from surefoot.core.errors import CheckpointError, SurefootError
+from surefoot.core.errors import CheckpointError
 from surefoot.core.records import Manifest, ManifestFile
 from surefoot.core.strict_json import canonical
 from surefoot.core.units import show_bytes
 from surefoot.tensors.digest import state_digest
-from surefoot.tensors.world import World, agree_ok, broadcast_json
+from surefoot.tensors.world import World, broadcast_json, lead
 
 _OVERHEAD_PER_PART_BYTES = 2048  # zip headers and metadata: 1.7 KiB measured per stored part
 _OVERHEAD_PER_RANK_BYTES = 64 * 1024  # random state, file ends, manifest: generously
@@ -55,7 +55,7 @@ def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, 
     scratch = scratch_folder(root, draft)
     needed = state.num_bytes() + _OVERHEAD_PER_PART_BYTES * state.max_parts(world.size) + _OVERHEAD_PER_RANK_BYTES * world.size
     try:
-        _agree(world, lambda: _begin(root, draft, scratch=scratch, needed_bytes=needed))
+        lead(world, lambda: _begin(root, draft, scratch=scratch, needed_bytes=needed), unexpected=CheckpointError)
         writer = Writer(scratch, needed_bytes=needed)
         tensors: dict[str, torch.Tensor] = {
             key: tensor for key, tensor in state.tensors.items() if world.leads or key not in state.rank_0_only
@@ -69,7 +69,11 @@ def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, 
                 process_group=world.save_group,
                 no_dist=world.save_group is None,
             )
-        published = _agree(world, lambda: _publish(root, draft, scratch=scratch, writer=writer, extras=extras, world=world))
+        published = lead(
+            world,
+            lambda: _publish(root, draft, scratch=scratch, writer=writer, extras=extras, world=world),
+            unexpected=CheckpointError,
+        )
     except BaseException:
         if world.leads:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -79,22 +83,6 @@ def save(root: Path, draft: Manifest, *, state: LiveState, extras: Mapping[str, 
 
 def scratch_folder(root: Path, draft: Manifest) -> Path:
     return root / f".{draft.id}.g{draft.generation}.writing"
-
-
-def _agree(world: World, on_rank_0: Any) -> Manifest | None:
-    """Collective over the save group. Run a part of rank 0; all ranks raise what it raised."""
-    result, error = None, None
-    if world.leads:
-        try:
-            result = on_rank_0()
-        except SurefootError as found:
-            error = found
-        except Exception as found:  # the boundary to the other ranks: they wait for an outcome, whatever it is
-            error = CheckpointError(f"{type(found).__name__}: {found}")
-            error.__cause__ = found
-    if (agreed := agree_ok(world, error)) is not None:
-        raise agreed
-    return result
 
 
 def _begin(root: Path, draft: Manifest, *, scratch: Path, needed_bytes: int) -> None:

@@ -20,16 +20,18 @@ from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, DataError, Preempted
-from surefoot.core.records import LedgerEntry
+from surefoot.core.records import LedgerEntry, Phase
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
+from surefoot.launch.logs import logging_aside
 from surefoot.launch.process import heeded_signals
 from surefoot.launch.run_folder import CONFIG_NAME, compare_run_folder, record_run_folder
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
 from surefoot.model.sizes import resolve_sizes
 from surefoot.observe.halts import refuse_halted
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
-from surefoot.observe.lineage import fold_counters, fold_lineage
+from surefoot.observe.lineage import Counters, fold_counters, fold_lineage
+from surefoot.observe.live import LIVE_NAME, LiveRecord, write_live
 from surefoot.observe.opening import note_take_over, open_ledger
 
 ENTRY = "surefoot.cli.worker:main"
@@ -105,7 +107,8 @@ def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> in
             clock=clock,
             console=say,
         )
-        exit_code = agent.run()
+        with logging_aside():
+            exit_code = agent.run()
     _say_end(exit_code, run_dir)
     return exit_code
 
@@ -151,7 +154,9 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepte
     refuse_halted(entries)
     if not changes and _is_over(entries, config):
         return _Opened(ledger, entries, is_over=True)
+    counters = fold_counters(entries)
     with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
+        _show_phase_data(run_dir, counters, clock)
         vocab_size = _prepare_missing_data(config)
         keeper.check()
     if not config.model.factory:
@@ -160,6 +165,23 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepte
         note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
     record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes)
     return _Opened(ledger, entries, is_over=False)
+
+
+def _show_phase_data(run_dir: Path, counters: Counters, clock: Clock) -> None:
+    """For `status`, while there is no rank yet."""
+    record = LiveRecord(
+        pid=os.getpid(),
+        host=os.uname().nodename,
+        generation=counters.generation,
+        attempt=counters.attempt,
+        phase=Phase.DATA.label,
+        step=counters.step,
+        ranks=(),
+        updated_utc=clock.utc(),
+        num_restarts=0,
+    )
+    with suppress(OSError):  # it only says what goes on
+        write_live(run_dir, record)
 
 
 def _new_job() -> str:
@@ -173,8 +195,10 @@ def _folder_of(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # not empty: a run
-            run_dir.rmdir()
+        if not (run_dir / CONFIG_NAME).exists():
+            with suppress(OSError):
+                (run_dir / LIVE_NAME).unlink(missing_ok=True)
+                run_dir.rmdir()  # only when nothing else is in it
 
 
 def _make_folder(run_dir: Path) -> None:

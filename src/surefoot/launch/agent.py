@@ -14,7 +14,7 @@ from pathlib import Path
 from surefoot.coordinate.lock import RunLock
 from surefoot.coordinate.restart import RestartHistory, decide
 from surefoot.core.clock import Clock
-from surefoot.core.errors import EXIT_DONE, EXIT_RETRY, SurefootError
+from surefoot.core.errors import EXIT_DONE, EXIT_RETRY, PeerLost, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.records import Fault, Instruction
 from surefoot.core.sections import RunConfig
@@ -134,7 +134,7 @@ class Agent:
             event = Event.NURSERY_LOST if ending.what == "nursery" else Event.RANK_LOST
             fault = self._fault(ending)
             fields = {"rank": fault.rank, "exit_code": fault.exit_code, "signal": fault.signal, "incident": self._relative(ending.evidence)}
-            self._append(event, rule=ending.what, reason=ending.reason, fields=fields)
+            self._append_if_possible(event, rule=ending.what, reason=ending.reason, fields=fields)
         if ending.kind == "left":
             logger.warning("%s", ending.reason)
             self._append(Event.RUN_LEFT, rule="launch", reason=ending.reason)
@@ -145,7 +145,7 @@ class Agent:
             refuse_halted(read_ledger(self._ledger.path))  # in the words of the rule that halted it
         instruction, self._restarts = decide(self._restarts, self._fault(ending), self._launch)
         fields = {"kind": instruction.kind, "exit_code": instruction.exit_code, "wait_s": instruction.wait_s}
-        self._append(Event.RESTART_DECIDED, rule=instruction.grade.value, reason=instruction.reason, fields=fields)
+        self._append_if_possible(Event.RESTART_DECIDED, rule=instruction.grade.value, reason=instruction.reason, fields=fields)
         if instruction.kind == "stop":
             raise stop_error(self._run_dir, self._generation, ending, instruction)
         words = ending_words(self._run_dir, self._generation, ending)
@@ -181,6 +181,15 @@ class Agent:
         self._ledger.append(
             event, generation=self._generation, attempt=self._attempt, step=self._step, rule=rule, reason=reason, fields=fields
         )
+
+    def _append_if_possible(self, event: Event, *, rule: str, reason: str, fields: Mapping[str, object]) -> None:
+        """For the account of a failure whose cause, a full disk say, may hit the ledger too: it must not take the failure's place."""
+        try:
+            self._append(event, rule=rule, reason=reason, fields=fields)
+        except PeerLost:
+            raise  # the run is somebody else's now
+        except SurefootError as error:
+            logger.warning("%s could not be ledgered: %s", event, error)
 
     def _look(self) -> None:
         self._pulse.beat(

@@ -128,10 +128,10 @@ def agree_ok(world: World, error: SurefootError | None) -> SurefootError | None:
     return None
 
 
-def lead(world: World, part: Callable[[], T]) -> T | None:
+def lead(world: World, part: Callable[[], T], *, unexpected: type[SurefootError] = SurefootError) -> T | None:
     """Collective over the save group. Run a part on rank 0 while the others wait; all ranks raise what it raised. None on the others.
 
-    Bounded by the timeout of the group.
+    What is not ours becomes an `unexpected`, for the others wait for an outcome, whatever it is. Bounded by the timeout of the group.
     """
     result: T | None = None
     error: SurefootError | None = None
@@ -140,8 +140,8 @@ def lead(world: World, part: Callable[[], T]) -> T | None:
             result = part()
         except SurefootError as found:
             error = found
-        except Exception as found:  # the boundary to the other ranks: they wait for an outcome, whatever it is
-            error = SurefootError(f"{type(found).__name__}: {found}", where="rank 0")
+        except Exception as found:  # the boundary to the other ranks
+            error = unexpected(f"{type(found).__name__}: {found}", where="rank 0")
             error.__cause__ = found
     if (agreed := agree_ok(world, error)) is not None:
         raise agreed
