@@ -60,7 +60,7 @@ class Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=61)
+    parser.add_argument("--steps", type=int, default=63)
     parser.add_argument("--save-every", type=int, default=15)
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--work", type=Path, default=Path("build/overhead"))
