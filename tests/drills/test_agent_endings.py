@@ -64,7 +64,7 @@ def test_a_crash_is_restarted(start_agent: StartAgent) -> None:
 
 
 def test_restarts_without_progress_end_with_93(start_agent: StartAgent) -> None:
-    agent = start_agent(faults={str(generation): {"1": "stuck"} for generation in range(1, 9)}, launch={"init_limit_s": 1.0})
+    agent = start_agent(faults={str(generation): {"0": "stuck", "1": "stuck"} for generation in range(1, 9)}, launch={"init_limit_s": 1.0})
     assert agent.wait() == 93
     assert len(agent.entries("generation.started")) == 4
 

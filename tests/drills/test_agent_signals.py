@@ -65,7 +65,7 @@ def test_while_the_ranks_start(start_agent: StartAgent) -> None:
 
 
 def test_while_waiting_for_a_restart(start_agent: StartAgent) -> None:
-    faults = {str(generation): {"1": "stuck"} for generation in range(1, 9)}
+    faults = {str(generation): {"0": "stuck", "1": "stuck"} for generation in range(1, 9)}
     agent = start_agent(faults=faults, launch={"restart_wait_s": 300.0, "init_limit_s": 1.0})
     agent.until(lambda: len(agent.entries("restart.decided")) == 2)
     agent.process.send_signal(signal.SIGTERM)
@@ -123,9 +123,9 @@ def test_a_stuck_terminal_does_not_hold_up_the_agent(start_agent: StartAgent) ->
     os.set_blocking(write_fd, False)
     os.write(write_fd, bytes(1 << 20))  # as much as it takes
     os.set_blocking(write_fd, True)
-    agent = start_agent(faults={"1": {"1": "exit:1"}}, stderr=write_fd)
+    agent = start_agent(num_steps=300, faults={"1": {"1": "exit:1"}}, stderr=write_fd)
     os.close(write_fd)
-    agent.until(lambda: (agent.run_dir / "saved").exists() and (agent.run_dir / "saved").read_text() == "60")
+    agent.until(lambda: (agent.run_dir / "saved").exists() and (agent.run_dir / "saved").read_text() == "300")
     assert len(agent.entries("generation.started")) == 2
     with os.fdopen(read_fd, "rb") as terminal:
         assert b"restart 1 of 20" in terminal.read()
