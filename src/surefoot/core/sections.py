@@ -163,7 +163,12 @@ class LaunchSection:
     kill_limit_s: float = setting(
         60.0, "a killed worker must be gone by then; accelerator drivers can hold it for most of this", unit="s", low=1.0
     )
-    lease_s: float = setting(30.0, "a lock on another host that was not renewed for this long may be taken over", unit="s", low=5.0)
+    lease_s: float = setting(
+        30.0,
+        "a lock whose owner cannot be seen (another host, boot or container) is taken over when not renewed for twice this",
+        unit="s",
+        low=5.0,
+    )
     threads_per_rank: int = setting(0, "intra-op threads; 0 shares the cores out; pinned in the run record because it changes bits", low=0)
 
 

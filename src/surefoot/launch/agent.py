@@ -159,7 +159,7 @@ class Agent:
         return instruction
 
     def _fault(self, ending: Ending) -> Fault:
-        ended, code = ending.culprit, self._nursery.last_code if ending.what == "nursery" else None
+        ended, code = ending.culprit, ending.nursery_code
         if code is not None:
             exit_code, number = (code, None) if code >= 0 else (None, -code)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +56,8 @@ class Ending:
     """finished: every rank is done. left: worth a retry. failed: `what` was lost, `culprit` is the exit to blame.
 
     `in_good_order`: every rank ended by itself and ledgered what is to be said; else there are ranks to kill and a line to write.
-    `evidence` is the file that was written about this very ending, None while there is none.
+    `nursery_code` is the own exit code of a nursery that was lost, negative for a signal; None when we ended it. `evidence` is the file
+    that was written about this very ending, None while there is none.
     """
 
     kind: Literal["finished", "left", "failed"]
@@ -64,6 +65,7 @@ class Ending:
     what: Literal["rank", "nursery", "init-deadline"] | None = None
     culprit: RankExit | None = None
     in_good_order: bool = False
+    nursery_code: int | None = None
     evidence: Path | None = None
 
 
@@ -79,7 +81,7 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
         return _failed_rank(culprit(bad), seen)
     if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
         how = how_it_ended("the nursery", seen.nursery_code) if seen.nursery_gone else "a rank is gone and the nursery does not report it"
-        return _unless_leaving(Ending("failed", how, what="nursery"), seen)
+        return _unless_leaving(Ending("failed", how, what="nursery", nursery_code=seen.nursery_code if seen.nursery_gone else None), seen)
     if seen.leave_asked_s is not None:
         if seen.now_s >= seen.leave_asked_s + limits.grace_s:
             return Ending("left", f"the ranks did not leave within {limits.grace_s:g} s of being asked and were killed")
@@ -163,4 +165,4 @@ def _unless_leaving(ending: Ending, seen: Seen) -> Ending:
     """Who was asked to leave does not restart: the next start resumes from the newest checkpoint."""
     if seen.leave_asked_s is None:
         return ending
-    return Ending("left", f"{ending.reason} while the ranks were asked to leave", what=ending.what, culprit=ending.culprit)
+    return replace(ending, kind="left", reason=f"{ending.reason} while the ranks were asked to leave")

@@ -58,9 +58,9 @@ def last_words(path: Path) -> str | None:
 
 
 def ending_words(run_dir: Path, generation: int, ending: Ending) -> str | None:
-    """The last words of whoever is blamed, on stderr. A killed rank had no time for any: what stands there is about something else."""
+    """The last words of whoever is blamed, on stderr. Who was killed had no time for any: what stands there is about something else."""
     if ending.what == "nursery":
-        return last_words(nursery_log(run_dir))
+        return last_words(nursery_log(run_dir)) if ending.nursery_code is not None and ending.nursery_code >= 0 else None
     if ending.culprit is None or ending.culprit.signal is not None:
         return None
     return last_words(rank_paths(run_dir, generation, ending.culprit.rank)[1])

@@ -62,4 +62,6 @@ class WarmNursery:
                 where=str(self._log_path),
                 hint="that file has the traceback; is the environment whole?",
             )
-        return Ending("failed", f"{how_it_ended('the nursery', self.last_code)} before it was ready", what="nursery")
+        return Ending(
+            "failed", f"{how_it_ended('the nursery', self.last_code)} before it was ready", what="nursery", nursery_code=self.last_code
+        )

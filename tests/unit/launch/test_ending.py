@@ -129,7 +129,7 @@ def test_the_victims_complaint_is_not_the_culprit() -> None:
 def test_nursery_gone(code: int | None, reason: str) -> None:
     ending = end_of(replace(RUNNING, nursery_gone=True, nursery_code=code), LIMITS)
     assert ending is not None
-    assert (ending.kind, ending.what, ending.reason) == ("failed", "nursery", reason)
+    assert (ending.kind, ending.what, ending.reason, ending.nursery_code) == ("failed", "nursery", reason, code)
 
 
 def test_silent_nursery() -> None:

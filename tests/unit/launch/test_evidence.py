@@ -81,9 +81,16 @@ def test_a_killed_rank_had_no_last_words(run_dir: Path) -> None:
 
 def test_the_nurserys_words(run_dir: Path) -> None:
     nursery_log(run_dir).write_text("MemoryError\n")
-    error = stop_error(run_dir, 1, Ending("failed", "the nursery died", what="nursery"), stop(1))
+    error = stop_error(run_dir, 1, Ending("failed", "the nursery died", what="nursery", nursery_code=1), stop(1))
     assert type(error) is SurefootError
     assert "MemoryError" in error.what
+
+
+@pytest.mark.parametrize("code", [-9, None])
+def test_a_killed_nursery_had_no_last_words(run_dir: Path, code: int | None) -> None:
+    nursery_log(run_dir).write_text("a warning of some library\n")
+    ending = Ending("failed", "the nursery was killed", what="nursery", nursery_code=code)
+    assert stop_error(run_dir, 1, ending, stop(1)).what == "the policy says so"
 
 
 def test_a_damaged_complaint_is_still_one(run_dir: Path) -> None:
