@@ -223,7 +223,8 @@ class Guard:
         if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
             self._recorder.tell(report)
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
-        if signals.leave_requested and self._leave is None:
+        is_last = self._state.step >= self._config.train.num_steps  # then there is nothing to come back for
+        if signals.leave_requested and not is_last and self._leave is None:
             reason = self._requests.reason or "another rank was asked to leave"
             if self._saver.last_saved_step != self._state.step:
                 reason += f"; it could not be saved, the newest checkpoint is {self._saver.last_id}"
