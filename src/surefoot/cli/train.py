@@ -25,7 +25,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
 from surefoot.launch.logs import logging_aside
 from surefoot.launch.process import heeded_signals
-from surefoot.launch.run_folder import CONFIG_NAME, compare_run_folder, record_run_folder
+from surefoot.launch.run_folder import compare_run_folder, record_run_folder
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
 from surefoot.model.sizes import resolve_sizes
 from surefoot.observe.halts import refuse_halted
@@ -33,6 +33,7 @@ from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import Counters, fold_counters, fold_lineage
 from surefoot.observe.live import LIVE_NAME, LiveRecord, write_live
 from surefoot.observe.opening import note_take_over, open_ledger
+from surefoot.observe.run_dir import CONFIG_NAME
 
 ENTRY = "surefoot.cli.worker:main"
 WARM = (

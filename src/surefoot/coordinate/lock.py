@@ -27,8 +27,7 @@ from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.durable import fsync_dir, write_atomic
 from surefoot.core.errors import ConfigError, PeerLost, SurefootError
-from surefoot.core.holder import LOCK_NAME as LOCK_NAME
-from surefoot.core.holder import Holder, LockRecord, is_alive, parse_lock, this_process
+from surefoot.core.holder import LOCK_NAME, Holder, LockRecord, is_alive, parse_lock, this_process
 
 # No settings: a swap writes one small file, which takes milliseconds on any disk that can carry a run at all. Its limit only has to be
 # far above that and below a lease, so nobody gains by another value.

@@ -17,6 +17,7 @@ from surefoot.core.identity import section_hashes
 from surefoot.core.sections import RunConfig
 from surefoot.observe.lineage import fold_counters
 from surefoot.observe.opening import note_take_over, open_ledger
+from surefoot.observe.run_dir import CONFIG_NAME
 from surefoot.tensors.world import World, broadcast_json, lead
 
 
@@ -62,8 +63,8 @@ def _open_run(config: RunConfig, run_dir: Path, *, clock: Clock, lock: RunLock |
         counters = fold_counters(entries)
         if held.taken_over is not None and lock is None:
             note_take_over(ledger, entries, reason=held.taken_over.reason, former=held.taken_over.former)
-        if not (run_dir / "config.toml").exists():
-            write_atomic(run_dir / "config.toml", config_text(config, folder=run_dir, run_dir="."))
+        if not (run_dir / CONFIG_NAME).exists():
+            write_atomic(run_dir / CONFIG_NAME, config_text(config, folder=run_dir, run_dir="."))
         if not any(entry.event == Event.RUN_CREATED for entry in entries):
             ledger.append(
                 Event.RUN_CREATED,

@@ -9,17 +9,17 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from surefoot.config import LoadedConfig, load_config, resolved_toml
-from surefoot.coordinate.lock import LOCK_NAME
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.events import Event
+from surefoot.core.holder import LOCK_NAME
 from surefoot.core.identity import SettingChange, diff_sections, section_hashes
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import HASHED_SECTIONS
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.lineage import fold_counters
+from surefoot.observe.run_dir import CONFIG_NAME
 
-CONFIG_NAME = "config.toml"
 _OWN_COMMENT = re.compile(r" # (.+)$")
 
 
