@@ -2,8 +2,10 @@
 
 python examples/foreign_loop.py                 one process
 torchrun --nproc-per-node 2 examples/foreign_loop.py
+python examples/foreign_loop.py train.num_steps=60000     long enough to kill it by hand
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,6 +44,7 @@ class Points:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     config = load_config(Path(__file__).with_suffix(".toml"), sys.argv[1:]).config
     torch.manual_seed(config.run.seed)

@@ -153,8 +153,8 @@ def test_warnings_go_to_stderr_only(tmp_path: Path, surefoot: Surefoot) -> None:
     path.write_text("")
     result = surefoot("config", "show", str(path), "train.num_steps=60")
     assert result.returncode == 0
-    assert "never reaches its peak" in result.stderr
-    assert "never reaches its peak" not in result.stdout
+    assert "decay begins before the warm-up ends" in result.stderr
+    assert "decay begins before the warm-up ends" not in result.stdout
 
 
 def test_init_writes_a_config_that_loads_and_never_overwrites(tmp_path: Path, surefoot: Surefoot) -> None:

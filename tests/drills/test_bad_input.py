@@ -311,3 +311,20 @@ def test_data_made_in_another_way_than_the_config_says_is_refused(place: Place) 
     assert "bpe:300" in printed
     assert "bytes" in printed
     assert not (place.folder / "other").exists()
+
+
+def test_other_files_than_the_data_was_prepared_from_are_refused_before_a_run_and_told_in_one(place: Place) -> None:
+    place.train(expect=0)
+    (place.folder / "text" / "mine.txt").write_text("my own text " * 40)
+    printed = place.train(f"run.dir={place.folder / 'other'}", expect=4)
+    assert "20 files" in printed
+    assert "now names 21" in printed
+    assert "--force" in printed
+    assert "goes on with what was prepared" in place.train("train.num_steps=8", "--accept-changes", "train", expect=0)
+
+
+def test_another_shape_of_the_model_cannot_be_accepted(place: Place) -> None:
+    place.train(expect=0)
+    config = (place.run / "config.toml").read_text()
+    assert "another shape" in place.train("model.num_layers=2", "--accept-changes", "model", expect=2)
+    assert (place.run / "config.toml").read_text() == config

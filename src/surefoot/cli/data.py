@@ -73,7 +73,9 @@ def prepare(
         _say_source(source_name, entry, shown_as=str(out))
     say(f"tokenizer     {manifest.tokenizer.recipe}, {manifest.tokenizer.vocab_size} ids")
     say(f"manifest      {manifest.sha256}")
-    say(f"use it        [data] path = {dumps(str(out))}")
+    say("use it        in the config, paths being relative to it:")
+    say(f"              [data] path = {dumps(str(out))}, tokenizer = {dumps(tokenizer)}, heldout_fraction = {heldout_fraction}")
+    say(f"              no [[data.sources]], or one with name = {dumps(name)}")
 
 
 def _say_source(name: str, entry: SourceEntry, *, shown_as: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,8 @@ from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, DataError, Preempted
+from surefoot.core.events import Event
+from surefoot.core.identity import SettingChange
 from surefoot.core.records import LedgerEntry, Phase
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
@@ -158,10 +162,12 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepte
     counters = fold_counters(entries)
     with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
         _show_phase_data(run_dir, counters, clock)
-        vocab_size = _prepare_missing_data(config)
+        vocab_size = _prepare_missing_data(config, has_begun=any(entry.event == Event.ATTEMPT_STARTED for entry in entries))
         keeper.check()
     if not config.model.factory:
         resolve_sizes(config.model, vocab_size)
+    if changes:
+        _refuse_other_shape(changes, load_config(run_dir / CONFIG_NAME).config, config, vocab_size=vocab_size)
     if lock.taken_over is not None:
         note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
     record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes)
@@ -216,10 +222,11 @@ def _is_over(entries: Sequence[LedgerEntry], config: RunConfig) -> bool:
     return fold_counters(entries).finished and newest is not None and newest.step >= config.train.num_steps
 
 
-def _prepare_missing_data(config: RunConfig) -> int:
+def _prepare_missing_data(config: RunConfig, *, has_begun: bool) -> int:
     """The vocabulary size of the prepared data, which is made first when the config says from what and it is not there.
 
-    A person's own folder is never overwritten; data that was made in another way than [data] says is refused.
+    A person's own folder is never overwritten; data that was made in another way than [data] says, or from other files, is refused. A run
+    that has begun on it is only told of other files: they may have changed since, and the run's identity is what was prepared.
     """
     path, sources = Path(config.data.path), config.data.sources
     if not config.data.path:
@@ -231,6 +238,7 @@ def _prepare_missing_data(config: RunConfig) -> int:
             from surefoot.data.prepare import check_prepared
 
             check_prepared(path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction, sources=sources)
+            _refuse_other_files(config, path, has_begun=has_begun)
         return load_manifest(path).tokenizer.vocab_size
     if not sources:
         raise DataError(
@@ -250,11 +258,37 @@ def _prepare_missing_data(config: RunConfig) -> int:
     return manifest.tokenizer.vocab_size
 
 
+def _refuse_other_files(config: RunConfig, path: Path, *, has_begun: bool) -> None:
+    from surefoot.data.inputs import changed_inputs
+    from surefoot.data.prepare import prepare_command
+
+    changed = changed_inputs(path, config.data.sources)
+    if changed is None:
+        return
+    (source,) = config.data.sources
+    command = prepare_command(source, out=path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction)
+    if not has_begun:
+        raise DataError(changed, where="[[data.sources]] files", hint=f"name another [data] path, or prepare anew: `{command} --force`")
+    say(f"note: {changed}; the run goes on with what was prepared")
+
+
+def _refuse_other_shape(changes: Sequence[SettingChange], old: RunConfig, new: RunConfig, *, vocab_size: int) -> None:
+    """A change of the model's shape can be accepted by nobody: no checkpoint of the run would fit."""
+    if any(section == "model" for section, *_ in changes) and not old.model.factory and not new.model.factory:
+        before, after = resolve_sizes(old.model, vocab_size), resolve_sizes(new.model, vocab_size)
+        if before != after:
+            raise ConfigError(
+                "the model would have another shape, which no checkpoint of this run fits",
+                where="[model]",
+                hint="another [run] dir starts anew",
+            )
+
+
 def _say_start(config: RunConfig, run_dir: Path) -> None:
     shown, pid = _shown(run_dir), os.getpid()
     say(f"run folder    {shown}, {config.parallel.num_ranks} ranks under agent pid {pid}")
     say("in a second terminal:")
-    say(f"  surefoot status {shown}    where it stands")
+    say(f"  {_command()} status {shown}    where it stands")
     say(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")
     say(f"  kill {pid}                  or Ctrl-C here: saves and leaves with {EXIT_RETRY}; the same command goes on")
     say("")
@@ -271,16 +305,21 @@ def _say_end(exit_code: int, run_dir: Path) -> None:
     if exit_code == 0:
         _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir)
     elif exit_code == EXIT_RETRY:
-        say(f"left with {EXIT_RETRY}: `surefoot train {_shown(run_dir)}` goes on")
+        say(f"left with {EXIT_RETRY}: `{_command()} train {_shown(run_dir)}` goes on")
 
 
 def _say_next(run_dir: Path) -> None:
     shown = _shown(run_dir)
     say("what to do next:")
-    say(f"  surefoot status {shown}                 where it stands")
-    say(f"  surefoot checkpoint list {shown}        what was kept")
-    say(f"  surefoot checkpoint verify {shown}      prove the newest one")
-    say(f"  surefoot ledger {shown} --verify        the history, checked line by line")
+    say(f"  {_command()} status {shown}                 where it stands")
+    say(f"  {_command()} checkpoint list {shown}        what was kept")
+    say(f"  {_command()} checkpoint verify {shown}      prove the newest one")
+    say(f"  {_command()} ledger {shown} --verify        the history, checked line by line")
+
+
+def _command() -> str:
+    """How this program is called from here: by its name where the shell finds it, else by its path."""
+    return "surefoot" if shutil.which("surefoot") else _shown(Path(sys.argv[0]).absolute())
 
 
 def _shown(path: Path) -> str:

@@ -28,7 +28,7 @@ def questionable(config: RunConfig) -> list[str]:
     if schedule.warmup_steps + num_decay > num_steps:
         warnings.append(
             f"schedule.warmup_steps = {schedule.warmup_steps} and a decay of {num_decay} steps do not fit into "
-            f"train.num_steps = {num_steps}: the learning rate never reaches its peak"
+            f"train.num_steps = {num_steps}: the decay begins before the warm-up ends, and is hidden by it"
         )
     if config.data.sources and not config.data.path:
         warnings.append("data.sources are given but no data.path to prepare them into")

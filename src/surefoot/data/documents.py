@@ -158,7 +158,8 @@ def _text_of_record(record: bytes, *, text_field: str) -> tuple[str | None, str]
     if not isinstance(value, dict):
         return None, f"wanted a JSON object, got {type(value).__name__}"
     if text_field not in value:
-        return None, f"no field {text_field!r}; the record has {', '.join(sorted(value)[:8]) or 'none'}"
+        has = ", ".join(sorted(value)[:8]) or "none"
+        return None, f"no field {text_field!r}; the record has {has}; `surefoot data prepare --text-field NAME` reads another"
     text = value[text_field]
     if not isinstance(text, str):
         return None, f"field {text_field!r} is {type(text).__name__}, wanted a string"

@@ -16,6 +16,7 @@ from surefoot.core.sections import SourceSection
 from surefoot.data.build import build, training_texts
 from surefoot.data.corpus import list_files
 from surefoot.data.documents import OnBadRecord
+from surefoot.data.inputs import write_inputs
 from surefoot.data.manifest import MANIFEST_NAME, SPLITS, Manifest, load_manifest
 from surefoot.data.publish import folder_in_making, publish, refuse_too_small, writing
 from surefoot.data.shards import TokenStore
@@ -71,11 +72,15 @@ def prepare(
                 _refuse_foreign_folder(out)
             survey = take_survey(corpus, heldout_fraction=heldout_fraction, progress=progress)
             if not force and (existing := _existing(out, source=section.name, survey=survey, recipe=recipe)):
+                with writing():
+                    write_inputs(out, files)
                 return existing
             refuse_too_small(out, needed_bytes=2 * survey.text_bytes // (1 if recipe == "bytes" else _HIGH_BYTES_PER_TOKEN))
             if codec is None:
                 codec = train_bpe(training_texts(corpus, survey=survey, progress=progress), vocab_size=bpe_size(recipe) or 0)
             manifest = build(folder, corpus=corpus, survey=survey, codec=codec, recipe=recipe, progress=progress)
+            with writing():
+                write_inputs(folder, files)
             publish(folder, out=out)
     return manifest
 

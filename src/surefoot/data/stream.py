@@ -25,7 +25,7 @@ class SampleStream:
             raise DataError(
                 f"{store.num_tokens} tokens hold no sample of {seq_len + 1}",
                 where=f"source {source!r}",
-                hint="prepare more text, or lower [data] seq_len",
+                hint="lower [data] seq_len, or replace the prepared data by more text with `surefoot data prepare ... --force`",
                 got=store.num_tokens,
                 wanted=seq_len + 1,
             )

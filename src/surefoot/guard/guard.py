@@ -66,6 +66,7 @@ class Guard:
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
+        self._is_foreign = world is None  # our own loop hands over the world that it joined
         self._world = world or world_here(
             optimizer.param_groups[0]["params"][0].device, collective_limit_s=config.launch.collective_limit_s
         )
@@ -136,15 +137,8 @@ class Guard:
             saver=self._saver,
         )
         self._recorder.say(resumed.message)
-        for line in missing_capabilities(
-            model=self._state.model,
-            data=self._state.data,
-            evaluation=self._evaluation,
-            extra=self._state.extra,
-            world_size=self._world.size,
-            under_agent=self._place.under_agent,
-        ):
-            self._recorder.say(f"not guarded: {line}")
+        if self._is_foreign:
+            self._say_what_is_missing()
         self._restored = True
         return resumed
 
@@ -256,6 +250,18 @@ class Guard:
             self._lease.close()
         if self._place.lock is not None:
             self._place.lock.release()
+
+    def _say_what_is_missing(self) -> None:
+        missing = missing_capabilities(
+            model=self._state.model,
+            data=self._state.data,
+            evaluation=self._evaluation,
+            extra=self._state.extra,
+            world_size=self._world.size,
+            under_agent=self._place.under_agent,
+        )
+        for line in missing:
+            self._recorder.say(f"not guarded: {line}")
 
     def _evaluate_if_due(self) -> HeldOutLoss | None:
         interval, step = self._config.train.eval_interval_steps, self._state.step

@@ -73,7 +73,7 @@ class Recorder:
             return
         self._metrics.write(report)
         self._recent_s.append(report.step_s - report.save_s - report.evaluate_s)
-        if report.step % self._config.monitor.log_interval_steps == 0 or report.val_loss is not None:
+        if report.step % self._config.monitor.log_interval_steps == 0 or report.val_loss is not None or report.saved is not None:
             progress.info("%s", self._line(report))
 
     def say(self, text: str) -> None:

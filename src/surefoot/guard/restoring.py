@@ -81,12 +81,14 @@ def _readable_manifests(root: Path) -> list[Manifest]:
     return manifests
 
 
-def _refuse_other_config(path: Path, config: RunConfig, entries: Sequence[LedgerEntry]) -> None:
-    """Settings that decide the trajectory may differ from the checkpoint's only when the ledger says that a person accepted it."""
+def _checked_cursor(path: Path, config: RunConfig, entries: Sequence[LedgerEntry]) -> Mapping[str, Any] | None:
+    """The data cursor of a checkpoint; None when its manifest is damaged.
+
+    Settings that decide the trajectory may differ from the checkpoint's only when the ledger says that a person accepted it."""
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return  # loading it will say what is wrong, and fall back
+        return None  # loading it will say what is wrong, and fall back
     accepted = {(entry.fields.get("section"), entry.fields.get("hash")) for entry in entries if entry.event == Event.CONFIG_ACCEPTED}
     now = section_hashes(config)
     refused = [
@@ -99,6 +101,7 @@ def _refuse_other_config(path: Path, config: RunConfig, entries: Sequence[Ledger
             hint=f"put them back, or `surefoot train ... {' '.join(f'--accept-changes {section}' for section in refused)}`",
             sections=tuple(refused),
         )
+    return manifest.cursor
 
 
 def _load_first(
@@ -107,10 +110,13 @@ def _load_first(
     """Collective over the save group. The first that loads, and why those before it did not."""
     rejected: list[str] = []
     for candidate in found:
-        lead(world, lambda path=root / candidate["id"]: _refuse_other_config(path, config, recorder.entries()))  # type: ignore[misc]
+        path = root / candidate["id"]
+        cursor = broadcast_json(world, lead(world, lambda path=path: _checked_cursor(path, config, recorder.entries())))  # type: ignore[misc]
+        if cursor is not None:
+            state.data.seek(cursor)  # before any tensor: data that changed is the first thing to say, not what it did to a shape
         live = collect(state.model, state.optimizer, for_load=True)
         try:
-            return load(root / candidate["id"], state=live, world=world, expected_state_digest=candidate["state_digest"]), rejected
+            return load(path, state=live, world=world, expected_state_digest=candidate["state_digest"]), rejected
         except CheckpointError as error:
             rejected.append(f"{candidate['id']}: {error}")
             recorder.say(f"checkpoint {candidate['id']} is rejected, falling back one generation: {error}")

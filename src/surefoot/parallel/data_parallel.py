@@ -74,7 +74,6 @@ def cut(
     replicated = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        broadcast_buffers=any(True for _ in model.buffers()),  # rank 0's count, and are what a checkpoint keeps
         gradient_as_bucket_view=True,
         init_sync=False,  # every rank initialises or restores the same bits by itself
     )

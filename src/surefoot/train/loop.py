@@ -41,7 +41,7 @@ def open_run(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = Non
 def training_steps(config: RunConfig) -> Iterator[StepReport]:
     """Collective over the world. Restore or start, then one report a step until the run is finished or has to leave.
 
-    Ends normally when `train.num_steps` are done. Raises SystemExit with the code of DESIGN's exit codes when the group agreed to leave.
+    Ends normally when `train.num_steps` are done. Raises SystemExit with the exit code (docs/index.md) when the group agreed to leave.
     """
     with open_run(config) as (parts, guard):
         guard.restore()

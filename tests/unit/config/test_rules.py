@@ -64,7 +64,7 @@ def test_what_keeps_the_rules_passes_in_silence(write_toml: Write, text: str) ->
 
 def test_a_warm_up_and_decay_that_do_not_fit_are_a_warning(write_toml: Write) -> None:
     (warning,) = load_config(write_toml(""), ["train.num_steps=60"]).warnings
-    assert "never reaches its peak" in warning
+    assert "decay begins before the warm-up ends" in warning
 
 
 def test_sources_without_a_place_for_the_prepared_data_are_a_warning(write_toml: Write) -> None:

@@ -109,6 +109,7 @@ def test_the_same_input_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) ->
     first, second = bytes_of(tmp_path / "one" / "out"), bytes_of(tmp_path / "two/deeper" / "out")
     assert first == second
     assert sorted(first) == [
+        "inputs.json",
         "manifest.json",
         *(f"text/heldout/00000.{suffix}" for suffix in ("len", "src.parquet", "sum", "tok")),
         "text/rejects.jsonl",
