@@ -41,7 +41,11 @@ kind = "constant"
 warmup_steps = 1
 [checkpoint]
 interval_steps = 2
+[launch]
+threads_per_rank = 1
 """
+
+pytestmark = pytest.mark.timeout(300)  # several starts of Python and torch each
 
 
 class Place:
@@ -66,7 +70,12 @@ class Place:
     def surefoot(self, *arguments: str, expect: int) -> str:
         """Run the command; everything it printed. The exit code is part of the contract."""
         result = subprocess.run(
-            [sys.executable, "-m", "surefoot.cli.main", *arguments], capture_output=True, text=True, timeout=110, cwd=self.folder
+            [sys.executable, "-m", "surefoot.cli.main", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=110,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH", ""))))},
         )
         printed = result.stdout + result.stderr
         assert result.returncode == expect, printed
@@ -328,3 +337,42 @@ def test_another_shape_of_the_model_cannot_be_accepted(place: Place) -> None:
     config = (place.run / "config.toml").read_text()
     assert "another shape" in place.train("model.num_layers=2", "--accept-changes", "model", expect=2)
     assert (place.run / "config.toml").read_text() == config
+
+
+def test_what_the_order_of_samples_hangs_on_can_be_changed_by_nobody(place: Place) -> None:
+    place.train(expect=0)
+    config = (place.run / "config.toml").read_text()
+    printed = place.train("run.seed=9", "--accept-changes", "run", expect=2)
+    assert "another order of samples" in printed
+    assert "--accept-changes" not in printed
+    assert (place.run / "config.toml").read_text() == config
+
+
+def test_an_edited_factory_is_refused_and_can_be_accepted(place: Place) -> None:
+    body = "    return Transformer(section, vocab_size)\n"
+    source = f"from surefoot.model.transformer import Transformer\n\n\ndef make(section, vocab_size):\n{body}"
+    (place.folder / "mine.py").write_text(source)
+    place.edit("[model]", '[model]\nfactory = "mine:make"')
+    place.train(expect=0)
+    (place.folder / "mine.py").write_text(source + "# edited\n")
+    more = ("train.num_steps=8", "--accept-changes", "train")
+    printed = place.train(*more, expect=2)
+    assert "[code]" in printed
+    place.train(*more, "--accept-changes", "code", expect=0)
+
+
+def test_a_tokenizer_that_did_not_make_the_tokens_is_refused(place: Place) -> None:
+    place.train(expect=0)
+    place.surefoot("data", "prepare", "text", "--out", "other", "--tokenizer", "bpe:300", "--name", "text", expect=0)
+    shutil.copy(place.folder / "other" / "tokenizer.json", place.folder / "prepared" / "tokenizer.json")
+    assert "tokenizer" in place.train("train.num_steps=8", "--accept-changes", "train", expect=4)
+
+
+def test_a_checkpoint_under_another_name_is_rejected(place: Place) -> None:
+    place.train(expect=0)
+    checkpoints = place.run / "checkpoints"
+    shutil.rmtree(checkpoints / "s6-a1")
+    shutil.copytree(checkpoints / "s4-a1", checkpoints / "s6-a1")
+    printed = place.train("train.num_steps=8", "--accept-changes", "train", expect=0)
+    assert "s6-a1 is rejected" in printed
+    assert "resumed from step 4, checkpoint s4-a1" in printed

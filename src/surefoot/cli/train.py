@@ -170,7 +170,7 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepte
         _refuse_other_shape(changes, load_config(run_dir / CONFIG_NAME).config, config, vocab_size=vocab_size)
     if lock.taken_over is not None:
         note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
-    record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes)
+    record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes, accepted=accepted)
     return _Opened(ledger, entries, is_over=False)
 
 
@@ -334,9 +334,11 @@ def _leaving_on_signals() -> Iterator[None]:
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise Preempted(f"received {signal.Signals(number).name} before training began", hint="the same command starts again")
 
-    former = {number: signal.signal(number, leave) for number in heeded_signals()}
+    heeded = heeded_signals()
+    for number in heeded:
+        signal.signal(number, leave)
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number in heeded:
+            signal.signal(number, signal.SIG_IGN)  # the exit code is decided: what comes now must not replace it

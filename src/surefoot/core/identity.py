@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
+from surefoot.core.functions import source_sha256
 from surefoot.core.hashing import sha256_json
 from surefoot.core.sections import HASHED_SECTIONS, RunConfig
 
@@ -19,6 +20,12 @@ SettingChange = tuple[str, str, object, object]
 def section_hashes(config: RunConfig) -> dict[str, str]:
     """sha256 over canonical JSON per section: `run` (its seed alone) and every one of HASHED_SECTIONS."""
     return {name: sha256_json(values) for name, values in hashed_values(config).items()}
+
+
+def code_hashes(config: RunConfig) -> dict[str, str]:
+    """`code`: sha256 over the sources of the factories that the config names; empty when it names none that can be found here."""
+    sources = {name: source_sha256(name) for name in (config.model.factory, config.optimizer.factory) if name}
+    return {"code": sha256_json(sources)} if any(sources.values()) else {}
 
 
 def hashed_values(config: RunConfig) -> dict[str, dict[str, Any]]:

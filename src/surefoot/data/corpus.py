@@ -61,9 +61,16 @@ def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]
         labels.add(label)
         files += [CorpusFile(path=path, name=f"{label}/{name}" if name else label, num_bytes=path.stat().st_size) for path, name in found]
     for file in files:
+        if not file.name.isprintable() and _has_surrogates(file.name):
+            raise DataError(f"the name {file.name!r} is not UTF-8", where=where, hint="rename the file: provenance keeps names as text")
         if file.path.suffix.lower() in _PACKED_SUFFIXES:
             raise DataError(f"{file.path} is packed", where=where, hint="unpack it first: this release reads plain text and JSONL")
     return files
+
+
+def _has_surrogates(name: str) -> bool:
+    """Bytes of a file name that are no UTF-8 come as lone surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _find(given: str, *, where: str) -> tuple[str, list[tuple[Path, str]]]:

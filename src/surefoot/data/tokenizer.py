@@ -20,6 +20,7 @@ EOS: Final = "<|endoftext|>"
 # How the common model families call the token that ends a document, in order of preference.
 _EOS_NAMES: Final = (EOS, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]", "<|im_end|>")
 _MIN_BPE_SIZE: Final = 257
+_MAX_BPE_SIZE: Final = 1 << 22  # above any vocabulary in use; the trainer allocates by it
 
 
 class Tokenizer:
@@ -107,8 +108,8 @@ def bpe_size(spec: str) -> int | None:
     if not spec.startswith("bpe:"):
         return None
     digits = spec.removeprefix("bpe:")
-    if not digits.isdigit() or int(digits) < _MIN_BPE_SIZE:
-        hint = f"write bpe:<size> with at least {_MIN_BPE_SIZE}: 256 bytes and EOS"
+    if not digits.isdigit() or not _MIN_BPE_SIZE <= int(digits) <= _MAX_BPE_SIZE:
+        hint = f"write bpe:<size> with at least {_MIN_BPE_SIZE}, 256 bytes and EOS, and at most {_MAX_BPE_SIZE}"
         raise ConfigError(f"{spec!r} is not a vocabulary size", where="tokenizer", hint=hint, got=spec)
     return int(digits)
 

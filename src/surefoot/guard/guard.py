@@ -212,8 +212,11 @@ class Guard:
         if isinstance(action, SkipUpdate):
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
         held_out = None if self._leave else self._evaluate_if_due()
+        if self._leave is None and self._saver.reason_to_save(signals) is not None:
+            # A kill between commit and row would leave this step without one for good; the row below takes this one's place.
+            self._recorder.write(self._report(signals, action, held_out, saved=None))
         saved = None if self._leave else self._save_if_due(signals)
-        report = self._report(signals, action, held_out, saved)
+        report = self._report(signals, action, held_out, saved=saved)
         if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
             self._recorder.tell(report)
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
@@ -284,7 +287,7 @@ class Guard:
         self._recorder.ledger(Event.RUN_FINISHED, fields={"state_digest": self._saver.last_digest, "checkpoint": self._saver.last_id})
         self._leave = Leave(0, "finished")
 
-    def _report(self, signals: Signals, action: Action, held_out: HeldOutLoss | None, saved: str | None) -> StepReport:
+    def _report(self, signals: Signals, action: Action, held_out: HeldOutLoss | None, *, saved: str | None) -> StepReport:
         times: dict[str, Any] = self._times.end(num_live_tokens=signals.num_live_tokens)
         return StepReport(
             step=self._state.step,

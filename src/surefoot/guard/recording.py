@@ -71,10 +71,15 @@ class Recorder:
         """A finished step to the metrics store and, every few steps, the console. Never raises into the step."""
         if self._metrics is None:
             return
-        self._metrics.write(report)
+        self.write(report)
         self._recent_s.append(report.step_s - report.save_s - report.evaluate_s)
         if report.step % self._config.monitor.log_interval_steps == 0 or report.val_loss is not None or report.saved is not None:
             progress.info("%s", self._line(report))
+
+    def write(self, report: StepReport) -> None:
+        """A row of the metrics store; a later one of the same step takes its place."""
+        if self._metrics is not None:
+            self._metrics.write(report)
 
     def say(self, text: str) -> None:
         """One line on the console, from rank 0 only."""

@@ -12,9 +12,10 @@ from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.restore import Loaded, load
 from surefoot.checkpoint.retention import remove, sweep
 from surefoot.checkpoint.state import collect
-from surefoot.core.errors import CheckpointError, ConfigError
+from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
 from surefoot.core.events import Event
-from surefoot.core.identity import section_hashes
+from surefoot.core.hashing import sha256_json
+from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.ports import NamedData
 from surefoot.core.records import LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
@@ -90,18 +91,29 @@ def _checked_cursor(path: Path, config: RunConfig, entries: Sequence[LedgerEntry
     except CheckpointError:
         return None  # loading it will say what is wrong, and fall back
     accepted = {(entry.fields.get("section"), entry.fields.get("hash")) for entry in entries if entry.event == Event.CONFIG_ACCEPTED}
-    now = section_hashes(config)
+    now = section_hashes(config) | code_hashes(config)
     refused = [
         section for section in now if manifest.config_hashes.get(section) != now[section] and (section, now[section]) not in accepted
     ]
     if refused:
         raise ConfigError(
-            f"checkpoint {manifest.id} was made with other settings in {', '.join(f'[{section}]' for section in refused)}",
+            f"checkpoint {manifest.id} was made with another {', '.join(f'[{section}]' for section in refused)}",
             where=str(path),
             hint=f"put them back, or `surefoot train ... {' '.join(f'--accept-changes {section}' for section in refused)}`",
             sections=tuple(refused),
         )
     return manifest.cursor
+
+
+def _refuse_mixed(loaded: Loaded, checkpoint: str) -> None:
+    """Raises Corrupt when folder, manifest and saved counters do not speak of one checkpoint. All ranks read the same files."""
+    manifest, step = loaded.manifest, loaded.extras["loop"]["step"]
+    if manifest.id != checkpoint or manifest.step != step:
+        raise Corrupt(
+            f"folder {checkpoint} holds a manifest of {manifest.id} at step {manifest.step}, and state of step {step}",
+            where=checkpoint,
+            hint="it was renamed or edited; the live state is garbage now and is loaded over",
+        )
 
 
 def _load_first(
@@ -116,7 +128,9 @@ def _load_first(
             state.data.seek(cursor)  # before any tensor: data that changed is the first thing to say, not what it did to a shape
         live = collect(state.model, state.optimizer, for_load=True)
         try:
-            return load(path, state=live, world=world, expected_state_digest=candidate["state_digest"]), rejected
+            loaded = load(path, state=live, world=world, expected_state_digest=candidate["state_digest"])
+            _refuse_mixed(loaded, candidate["id"])
+            return loaded, rejected
         except CheckpointError as error:
             rejected.append(f"{candidate['id']}: {error}")
             recorder.say(f"checkpoint {candidate['id']} is rejected, falling back one generation: {error}")
@@ -140,7 +154,7 @@ def _tell(loaded: Loaded | None, state: TrainState, *, config: RunConfig, world:
         recorder.say(f"note: {note}")
     message = (
         f"resumed from step {manifest.step}, checkpoint {manifest.id}, attempt {state.attempt}, "
-        f"config {section_hashes(config)['train'][:8]}, digest verified {manifest.state_digest[:16]}"
+        f"config {sha256_json(section_hashes(config))[:8]}, digest verified {manifest.state_digest[:16]}"
     )
     return Resumed(manifest.step, state.attempt, generation, manifest.id, manifest.state_digest, message)
 

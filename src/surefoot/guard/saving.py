@@ -12,7 +12,7 @@ from surefoot.checkpoint.state import collect
 from surefoot.core.clock import Clock
 from surefoot.core.errors import CheckpointError
 from surefoot.core.events import Event
-from surefoot.core.identity import section_hashes
+from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.ports import NamedData
 from surefoot.core.records import Manifest, Signals
 from surefoot.core.sections import RunConfig
@@ -117,7 +117,7 @@ class Saver:
             loss=self._state.loss,
             tokens=self._state.tokens,
             state_digest="",
-            config_hashes=section_hashes(self._config),
+            config_hashes=section_hashes(self._config) | code_hashes(self._config),
             data_hash=data.data_hash if isinstance(data, NamedData) else "",
             code_version=__version__,
             topology={"dp_replicate": self._config.parallel.dp_replicate, "dp_shard": self._config.parallel.dp_shard},

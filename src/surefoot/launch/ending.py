@@ -157,8 +157,17 @@ def _by_signal(bad: Sequence[RankExit]) -> bool:
 
 
 def _failed_rank(blamed: RankExit, seen: Seen) -> Ending:
+    if blamed.exit_code == EXIT_RETRY:
+        return _unless_leaving(_inconclusive(blamed, seen), seen)
     ending = Ending("failed", exit_text(blamed), what="rank", culprit=blamed)
     return ending if blamed.exit_code in DELIBERATE_CODES else _unless_leaving(ending, seen)
+
+
+def _inconclusive(accuser: RankExit, seen: Seen) -> Ending:
+    """Whoever ended says that another one went away. Ranks that are still there answered nobody: they are named, and nobody is blamed."""
+    silent = sorted(set(range(seen.num_ranks)) - {ended.rank for ended in seen.exits})
+    named = f"rank {', '.join(str(rank) for rank in silent)} did not answer and is still there" if silent else "nobody knows whom"
+    return Ending("failed", f"rank {accuser.rank} lost a peer: {named}", what="rank")
 
 
 def _unless_leaving(ending: Ending, seen: Seen) -> Ending:

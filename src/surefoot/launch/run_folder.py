@@ -13,13 +13,15 @@ from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.holder import LOCK_NAME
-from surefoot.core.identity import SettingChange, diff_sections, section_hashes
+from surefoot.core.identity import SettingChange, code_hashes, diff_sections, section_hashes
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import HASHED_SECTIONS
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.lineage import fold_counters
 from surefoot.observe.run_dir import CONFIG_NAME
 
+_FIXED = {("run", "seed"), ("data", "seq_len")}
+"""What the order of samples hangs on: no cursor of the run would fit another value, so nobody can accept one."""
 _OWN_COMMENT = re.compile(r" # (.+)$")
 
 
@@ -38,6 +40,10 @@ def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], 
     if not any(entry.event == Event.ATTEMPT_STARTED for entry in entries):
         return []
     changes = diff_sections(load_config(config_path).config, loaded.config)
+    fixed = [change for change in changes if change[:2] in _FIXED]
+    if fixed:
+        what = f"the run there was started with another order of samples: {_words(fixed)}"
+        raise ConfigError(what, where=str(config_path), hint=f"`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew")
     refused = [change for change in changes if change[0] not in accepted]
     if refused:
         flags = " ".join(f"--accept-changes {section}" for section in sorted({section for section, *_ in refused}))
@@ -50,13 +56,15 @@ def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], 
     return changes
 
 
-def record_run_folder(loaded: LoadedConfig, *, ledger: Ledger, entries: Sequence[LedgerEntry], changes: Sequence[SettingChange]) -> None:
+def record_run_folder(
+    loaded: LoadedConfig, *, ledger: Ledger, entries: Sequence[LedgerEntry], changes: Sequence[SettingChange], accepted: Sequence[str]
+) -> None:
     """Make the folder say what is about to run: accepted changes into the ledger, then `config.toml`.
 
     In this order a crash in between only has the same changes accepted once more.
     """
     run_dir, counters = Path(loaded.config.run.dir), fold_counters(entries)
-    hashes = section_hashes(loaded.config)
+    hashes = section_hashes(loaded.config) | code_hashes(loaded.config)
 
     def append(event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object]) -> None:
         ledger.append(
@@ -69,6 +77,9 @@ def record_run_folder(loaded: LoadedConfig, *, ledger: Ledger, entries: Sequence
             fields=fields,
         )
 
+    if "code" in accepted and "code" in hashes:
+        fields = {"section": "code", "hash": hashes["code"]}
+        append(Event.CONFIG_ACCEPTED, rule="--accept-changes", reason="the source of a factory may differ", fields=fields)
     for section in sorted({section for section, *_ in changes}):
         words = _words([change for change in changes if change[0] == section])
         fields = {"section": section, "hash": hashes[section]}
@@ -104,7 +115,7 @@ def _own_origin(line: str, *, default: str) -> str:
 
 
 def _refuse_unknown_sections(accepted: Sequence[str]) -> None:
-    known = ("run", *HASHED_SECTIONS)
+    known = ("run", "code", *HASHED_SECTIONS)
     for section in accepted:
         if section not in known:
             close = get_close_matches(section, known, n=1)

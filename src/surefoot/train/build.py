@@ -10,7 +10,7 @@ from typing import cast, get_args
 import numpy as np
 import torch
 
-from surefoot.core.errors import ConfigError
+from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.hashing import key64
 from surefoot.core.sections import NumericsSection, RunConfig
 from surefoot.data.cursor import OnDataChange
@@ -54,6 +54,15 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         num_ranks=world.size,
         on_data_change=_on_data_change(),
     )
+    tokenizer = load_tokenizer(data.path / TOKENIZER_NAME)
+    if tokenizer.sha256 != data.manifest.tokenizer.sha256:
+        raise DataError(
+            "the tokenizer is not the one that made the tokens beside it",
+            where=str(data.path / TOKENIZER_NAME),
+            hint="put the old file back, or prepare the data again",
+            got=tokenizer.sha256,
+            wanted=data.manifest.tokenizer.sha256,
+        )
     model = build_model(config.model, data.vocab_size, seed=config.run.seed)
     model_cut = cut(
         model,
@@ -73,7 +82,7 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         optimizer=build_optimizer(model_cut.module, config.optimizer),
         autocast=autocast,
         data=data,
-        tokenizer=load_tokenizer(data.path / TOKENIZER_NAME),
+        tokenizer=tokenizer,
         evaluation=HeldOut(data.heldout_batches(), module=model_cut.module, world=world, autocast=autocast),
     )
     if model_cut.needs_rehearsal:

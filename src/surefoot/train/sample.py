@@ -8,7 +8,8 @@ from surefoot.train.step import Parts
 
 
 def text_sample(parts: Parts, *, num_tokens: int) -> str:
-    """Collective where the forward is. `num_tokens` of a new document; a function of the weights and the run's seed."""
+    """Collective where the forward is. `num_tokens` of a new document; a function of the weights and the run's seed. What a terminal would
+    not print is shown as a dot."""
     tokenizer = parts.tokenizer
     with evaluating(parts.cut.module):
         ids = generate(
@@ -22,4 +23,4 @@ def text_sample(parts: Parts, *, num_tokens: int) -> str:
             stop_id=tokenizer.eos_id,
             device=parts.world.device,
         )
-    return tokenizer.decode(ids)
+    return "".join(character if character.isprintable() or character == "\n" else "\N{MIDDLE DOT}" for character in tokenizer.decode(ids))
