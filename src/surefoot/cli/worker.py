@@ -25,6 +25,9 @@ from surefoot.train.step import Parts, train_step
 
 NUM_SAMPLE_TOKENS = 60
 
+_kept_until_exit: list[Parts] = []
+"""DDP's reducer must not be freed while the process lives: see tensors.process_group. The process ends by os._exit."""
+
 
 def main() -> None:
     """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
@@ -46,6 +49,7 @@ def train_here(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = N
     """
     try:
         with open_run(config, on_rank_0=on_rank_0) as (parts, guard):
+            _kept_until_exit.append(parts)
             guard.restore()
             last: StepReport | None = None
             while guard.begin():

@@ -45,7 +45,15 @@ def connected(launch: LaunchSection) -> Iterator[World]:
             f"the ranks did not find each other: {error}", where="process group start", hint="see the logs of the other ranks"
         ) from error
     yield world
-    dist.destroy_process_group()  # only on the way out without an error: after one, peers may be gone and this would wait for them
+    if not _ends_abruptly():
+        dist.destroy_process_group()  # only on the way out without an error: after one, peers may be gone and this would wait for them
+
+
+def _ends_abruptly() -> bool:
+    """Ranks of our agent and of `surefoot train` under torchrun end by os._exit, on purpose: destroying a gloo group while its last work is
+    being freed deadlocks in torch 2.13 (the destructor joins a thread that wants the interpreter lock), and in one of some ends it aborts.
+    """
+    return "SUREFOOT_GENERATION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def set_threads(launch: LaunchSection) -> None:
