@@ -240,7 +240,11 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef:
-    """A checkpoint by id (`s<step>-a<attempt>[-r<retry>]`) and where it stands on the lineage."""
+    """A checkpoint by id (`s<step>-a<attempt>[-r<retry>]`) and where it stands on the lineage.
+
+    `read_back`: all its bytes were read from storage after the commit and are those that were written. `damaged`: the last look at it found
+    that they are not. A look that finds it well again takes `damaged` back.
+    """
 
     id: str
     step: int
@@ -251,13 +255,19 @@ class CheckpointRef:
     rung: Rung = Rung.COMMITTED
     suspect: bool = False
     abandoned: bool = False
+    read_back: bool = False
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
+    """One file of a checkpoint. `rank` and `host` say who wrote it: -1 and "" for what is written once per job, and in format 1."""
+
     name: str
     num_bytes: int
     xxh3_128: str
+    rank: int = -1
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,32 @@ class CheckpointSection:
     interval_s: float = setting(0.0, "save when the last one began this long ago; 0 is off", unit="s", low=0.0)
     keep_last: int = setting(3, "the newest ones on the lineage that are never retired", low=1)
     milestone_steps: int = setting(10_000, "multiples of this are kept for good; 0 is off", unit="steps", low=0)
+    cover_steps: int = setting(
+        0,
+        "older ones are kept this far back, at distances that double: what a detector that is so slow may still convict; 0 is off",
+        unit="steps",
+        low=0,
+    )
     max_failed_saves: int = setting(2, "save points that may fail in a row before the run stops: a second one is no accident", low=1)
+    save_grace_s: float = setting(
+        600.0, "failed saves stop the run only when none has succeeded for this long: a full disk is often freed", unit="s", low=0.0
+    )
     max_save_tries: int = setting(3, "a failed save is tried again at once in a fresh folder, this often in all", low=1)
+    overlap: bool = setting(True, "parameters and moments are copied during the next forward and backward; off copies before going on")
+    num_slots: int = setting(2, "host copies per rank: one is being written while the next is filled", low=1)
+    host_fraction: float = setting(0.5, "share of this machine's memory limit that all slots together may take", low=0.01, high=0.9)
+    upload_limit_s: float = setting(600.0, "a copy that is not committed this long after it was taken is a failed save", unit="s", low=1.0)
+    tiers: tuple[str, ...] = setting(
+        ("memory", "disk"), "where copies are kept: memory, disk (always), and an object store as s3://bucket/prefix or file:///folder"
+    )
+    tier_bytes_per_s: int = setting(0, "cap of what one process sends to an object store; 0 is none", unit="bytes/s", low=0)
+    prove: bool = setting(True, "each save is loaded by a process that did not write it, in time that nobody else wants")
+    replay_steps: int = setting(8, "steps after a resume whose losses are compared with the recorded ones; 0 is off", unit="steps", low=0)
+    replay_tolerance: float = setting(
+        1e-3,
+        "relative difference that a replayed loss may have where bits cannot be asked: another number of ranks, device, torch",
+        low=0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
