@@ -47,7 +47,7 @@ grep -v -e '^torch==' -e '^#' requirements.lock >"$rest"
 cat <<SAY
 make install: .venv with $("$python" --version), from requirements.lock
   downloads, unless pip has them cached:
-    $(wc -l <"$rest") packages, about 0.1 GB in all
+    $(wc -l <"$rest") packages, about 0.2 GB in all
     ${torch/==/ }: from ${index:-pip as it is set up here}
       about 0.2 GB as a CPU build; about 3 GB with the CUDA libraries that the usual Linux build brings along
   needs 1.5 GB of disk for a CPU build, 8 GB for a CUDA build
