@@ -7,11 +7,14 @@ branch that was given up, and a crash at that moment must not bring it back.
 Conventions that all writers keep: `attempt.started`, `run.resumed` and `run.rolled_back` name the `checkpoint` that the weights now are
 (null for fresh ones). `run.resumed` and `run.rolled_back` are written under the attempt that they begin, saves under the attempt
 that made them. So a save that was still on its way when its branch was given up is known by its older attempt.
+
+What others found when they looked at a checkpoint (`checkpoint.verified`, `.loaded`, `.proven`, `.damaged`) moves its rung and is kept
+as a list of looks: who, where, when, with which verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from surefoot.core.events import Event
@@ -19,6 +22,25 @@ from surefoot.core.records import CheckpointRef, LedgerEntry, Manifest, Rung
 
 _BRANCHES = (Event.ATTEMPT_STARTED, Event.RUN_RESUMED, Event.RUN_ROLLED_BACK)
 _COMMITS = (Event.CHECKPOINT_COMMITTED, Event.CHECKPOINT_ADOPTED)
+_LOOKS = (Event.CHECKPOINT_VERIFIED, Event.CHECKPOINT_DAMAGED, Event.CHECKPOINT_LOADED, Event.CHECKPOINT_PROVEN)
+_ORDER = (Rung.WRITTEN, Rung.COMMITTED, Rung.LOADABLE, Rung.PROVEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look of somebody at all bytes of a checkpoint. `event` says how: read back, loaded, loaded by `world_size` ranks, or damaged."""
+
+    event: str
+    time_utc: str
+    host: str
+    by: str
+    world_size: int = 0
+    bad_files: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.event != Event.CHECKPOINT_DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +66,8 @@ class Lineage:
     """All commits in ledger order, and the ids of the line, oldest first.
 
     `base` is what the last resume started from when the ledger never saw it committed (an import). `branch_attempt` and `branch_seq` are
-    those of the last resume or roll-back: a save from before it belongs to another branch unless the ledger already had it.
+    those of the last resume or roll-back: a save from before it belongs to another branch unless the ledger already had it. `tiers` are
+    the places beside this disk that have a copy; `branched_from` is what the ledger of a branch says about its parent.
     """
 
     counters: Counters = field(default_factory=Counters)
@@ -55,6 +78,9 @@ class Lineage:
     base: str | None = None
     branch_attempt: int = 0
     branch_seq: int = 0
+    looks: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
+    tiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    branched_from: Mapping[str, object] | None = None
 
     def ref(self, checkpoint: str) -> CheckpointRef | None:
         return next((ref for ref in self.refs if ref.id == checkpoint), None)
@@ -72,11 +98,12 @@ class Lineage:
 def candidates(lineage: Lineage) -> list[CheckpointRef]:
     """What may be restored unasked, best first: down the line, without the suspect and the retired.
 
-    Those that failed to restore before come last. They are not struck off: the cause may have been the machine and not the bytes.
+    Those that failed to restore before come behind, those whose bytes were found damaged last. They are not struck off: the cause may have
+    been the machine and not the bytes, and another tier may have a copy.
     """
     by_id = {ref.id: ref for ref in lineage.refs}
     usable = [by_id[name] for name in reversed(lineage.line) if name not in lineage.retired and not by_id[name].suspect]
-    return sorted(usable, key=lambda ref: ref.id in lineage.rejected)
+    return sorted(usable, key=lambda ref: (ref.damaged, ref.id in lineage.rejected))
 
 
 def fold_counters(entries: Iterable[LedgerEntry]) -> Counters:
@@ -123,12 +150,23 @@ class _Fold:
         self._rejected: set[str] = set()
         self._base: str | None = None
         self._branch = (0, 0)
+        self._looks: dict[str, list[Look]] = {}
+        self._tiers: dict[str, list[str]] = {}
+        self._branched_from: Mapping[str, object] | None = None
 
     def take(self, entry: LedgerEntry) -> None:
         if entry.event in _COMMITS:
             self._commit(_ref_of(entry))
         elif entry.event in _BRANCHES and "checkpoint" in entry.fields:
             self._branch_off(entry)
+        elif entry.event == Event.CHECKPOINT_IMPORTED:
+            self._import(_ref_of(entry))
+        elif entry.event == Event.RUN_BRANCHED:
+            self._branched_from = entry.fields
+        elif entry.event in _LOOKS:
+            self._look(entry, _text(entry, "id"))
+        elif entry.event == Event.CHECKPOINT_COPIED:
+            self._copied(_text(entry, "id"), _text(entry, "tier"))
         else:
             self._mark(entry.event, _text(entry, "id"))
 
@@ -142,6 +180,15 @@ class _Fold:
         if is_ours:
             self._line.append(ref.id)
 
+    def _import(self, ref: CheckpointRef) -> None:
+        """From another run or tool. A run that stands on nothing goes on from it; any other one only when it is told to."""
+        if ref.id in self._refs:
+            return
+        self._refs[ref.id] = ref
+        self._before[ref.id] = None
+        if not self._line and self._base is None:
+            self._line.append(ref.id)
+
     def _branch_off(self, entry: LedgerEntry) -> None:
         start = _text(entry, "checkpoint")
         self._struck.discard(start or "")
@@ -151,8 +198,7 @@ class _Fold:
         if entry.event == Event.RUN_RESUMED and start in self._refs:
             # A process that never saw it being written has loaded it.
             self._rejected.discard(start)
-            if self._refs[start].rung in (Rung.WRITTEN, Rung.COMMITTED):
-                self._refs[start] = replace(self._refs[start], rung=Rung.LOADABLE)
+            self._refs[start] = _raised(self._refs[start], Rung.LOADABLE)
 
     def _chain(self, start: str | None) -> list[str]:
         chain: list[str] = []
@@ -160,6 +206,26 @@ class _Fold:
             chain.append(start)
             start = self._before[start]
         return [name for name in reversed(chain) if name not in self._struck]
+
+    def _look(self, entry: LedgerEntry, checkpoint: str | None) -> None:
+        """A look that finds all well takes an earlier finding of damage back; one that loaded it, an earlier rejection too."""
+        if checkpoint is None:
+            return
+        self._looks.setdefault(checkpoint, []).append(_look_of(entry))
+        ref = self._refs.get(checkpoint)
+        if ref is None:
+            return
+        if entry.event == Event.CHECKPOINT_DAMAGED:
+            self._refs[checkpoint] = replace(ref, damaged=True)
+            return
+        rung = {Event.CHECKPOINT_LOADED.value: Rung.LOADABLE, Event.CHECKPOINT_PROVEN.value: Rung.PROVEN}.get(entry.event, Rung.COMMITTED)
+        self._refs[checkpoint] = replace(_raised(ref, rung), read_back=True, damaged=False)
+        if rung is not Rung.COMMITTED:
+            self._rejected.discard(checkpoint)
+
+    def _copied(self, checkpoint: str | None, tier: str | None) -> None:
+        if checkpoint and tier and tier not in self._tiers.setdefault(checkpoint, []):
+            self._tiers[checkpoint].append(tier)
 
     def _mark(self, event: str, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -185,6 +251,9 @@ class _Fold:
             base=self._base,
             branch_attempt=self._branch[0],
             branch_seq=self._branch[1],
+            looks={name: tuple(looks) for name, looks in self._looks.items()},
+            tiers={name: tuple(tiers) for name, tiers in self._tiers.items()},
+            branched_from=self._branched_from,
         )
 
 
@@ -208,6 +277,24 @@ def adoptable(published: Sequence[Manifest], lineage: Lineage) -> list[Manifest]
 def _is_of_this_branch(manifest: Manifest, lineage: Lineage) -> bool:
     is_after_branch = manifest.attempt >= lineage.branch_attempt and manifest.ledger_seq >= lineage.branch_seq
     return is_after_branch and manifest.ledger_seq <= lineage.counters.seq
+
+
+def _raised(ref: CheckpointRef, rung: Rung) -> CheckpointRef:
+    return replace(ref, rung=max(ref.rung, rung, key=_ORDER.index))
+
+
+def _look_of(entry: LedgerEntry) -> Look:
+    found = entry.fields.get("problems")
+    problems = [item if isinstance(item, Mapping) else {"detail": item} for item in found] if isinstance(found, list | tuple) else []
+    return Look(
+        event=entry.event,
+        time_utc=entry.time_utc,
+        host=_text(entry, "host") or "",
+        by=_text(entry, "by") or entry.by,
+        world_size=_number(entry, "world_size", default=0),
+        bad_files=tuple(sorted({name for problem in problems for name in str(problem.get("file", "")).split(",") if name})),
+        details=tuple(f"{problem.get('kind', '')} {problem.get('detail', '')}".strip() for problem in problems),
+    )
 
 
 def _ref_of(entry: LedgerEntry) -> CheckpointRef:

@@ -219,6 +219,92 @@ def test_what_a_new_process_resumed_from_is_loadable(story: Story) -> None:
     assert [ref.rung for ref in candidates(story.fold())] == [Rung.COMMITTED, Rung.LOADABLE, Rung.COMMITTED, Rung.COMMITTED]
 
 
+# --- What others found ---
+
+
+@pytest.mark.parametrize(
+    ("events", "rung", "read_back"),
+    [
+        ([], Rung.COMMITTED, False),
+        ([Event.CHECKPOINT_VERIFIED], Rung.COMMITTED, True),
+        ([Event.CHECKPOINT_LOADED], Rung.LOADABLE, True),
+        ([Event.CHECKPOINT_PROVEN], Rung.PROVEN, True),
+        ([Event.CHECKPOINT_PROVEN, Event.CHECKPOINT_LOADED, Event.CHECKPOINT_VERIFIED], Rung.PROVEN, True),
+    ],
+)
+def test_looks_raise_the_rung_and_never_lower_it(story: Story, events: list[Event], rung: Rung, read_back: bool) -> None:
+    for event in events:
+        story.tell(event, id="s300-a1", host="h")
+    ref = story.fold().ref("s300-a1")
+    assert ref is not None
+    assert (ref.rung, ref.read_back, ref.damaged) == (rung, read_back, False)
+
+
+def test_a_resume_of_a_proven_one_leaves_it_proven(story: Story) -> None:
+    story.tell(Event.CHECKPOINT_PROVEN, id="s300-a1").restart().resume("s300-a1", step=300)
+    assert [ref.rung for ref in story.fold().refs] == [Rung.COMMITTED, Rung.COMMITTED, Rung.PROVEN]
+
+
+def test_a_damaged_one_is_tried_after_all_others(story: Story) -> None:
+    story.tell(Event.CHECKPOINT_DAMAGED, id="s300-a1", problems=[])
+    story.tell(Event.CHECKPOINT_REJECTED, id="s200-a1")
+    assert ids(story.fold()) == ["s100-a1", "s200-a1", "s300-a1"]
+
+
+@pytest.mark.parametrize("event", [Event.CHECKPOINT_VERIFIED, Event.CHECKPOINT_LOADED, Event.CHECKPOINT_PROVEN])
+def test_a_look_that_finds_it_well_takes_damage_back(story: Story, event: Event) -> None:
+    story.tell(Event.CHECKPOINT_DAMAGED, id="s300-a1", problems=[]).tell(event, id="s300-a1")
+    assert newest(story) == "s300-a1"
+
+
+def test_only_a_load_takes_a_rejection_back(story: Story) -> None:
+    story.tell(Event.CHECKPOINT_REJECTED, id="s300-a1").tell(Event.CHECKPOINT_VERIFIED, id="s300-a1")
+    assert newest(story) == "s200-a1"
+    story.tell(Event.CHECKPOINT_LOADED, id="s300-a1")
+    assert newest(story) == "s300-a1"
+
+
+def test_a_suspect_one_stays_suspect_however_often_it_loads(story: Story) -> None:
+    story.tell(Event.CHECKPOINT_SUSPECTED, id="s300-a1").tell(Event.CHECKPOINT_PROVEN, id="s300-a1")
+    assert ids(story.fold()) == ["s200-a1", "s100-a1"]
+
+
+def test_looks_are_kept_with_who_where_and_which_files(story: Story) -> None:
+    story.tell(Event.CHECKPOINT_VERIFIED, id="s300-a1", host="n1", by="uploader")
+    story.tell(Event.CHECKPOINT_PROVEN, id="s300-a1", host="n2", world_size=3)
+    problem = {"kind": "wrong-digest", "file": "__1_0.distcp,__0_0.distcp", "tensor": "model.w", "detail": "differs"}
+    story.tell(Event.CHECKPOINT_DAMAGED, id="s300-a1", host="n2", problems=[problem, "cannot be read"])
+    first, second, third = story.fold().looks["s300-a1"]
+    assert (first.ok, first.host, first.by) == (True, "n1", "uploader")
+    assert (second.by, second.world_size) == ("test", 3)
+    assert (third.ok, third.bad_files) == (False, ("__0_0.distcp", "__1_0.distcp"))
+    assert third.details == ("wrong-digest differs", "cannot be read")
+
+
+def test_copies_are_counted_once_per_tier(story: Story) -> None:
+    for tier in ("s3://b/p", "s3://b/p", "file:///mnt"):
+        story.tell(Event.CHECKPOINT_COPIED, id="s300-a1", tier=tier)
+    assert story.fold().tiers == {"s300-a1": ("s3://b/p", "file:///mnt")}
+
+
+def test_a_run_that_stands_on_nothing_goes_on_from_an_import() -> None:
+    story = Story().tell(Event.RUN_BRANCHED, from_run="parent", checkpoint="s900-a7", state_digest="d")
+    story.tell(Event.CHECKPOINT_IMPORTED, id="s900-a0", step=900, attempt=0, parent=None, state_digest="d", num_bytes=10)
+    assert newest(story) == "s900-a0"
+    assert (story.fold().branched_from or {}).get("from_run") == "parent"
+    story.restart().resume("s900-a0", step=900).commit(1000, "s900-a0")
+    assert ids(story.fold()) == ["s1000-a2", "s900-a0"]
+
+
+def test_an_import_into_a_run_with_checkpoints_waits_until_it_is_asked_for(story: Story) -> None:
+    story.tell(Event.CHECKPOINT_IMPORTED, id="s900-a0", step=900, attempt=0, parent=None, state_digest="d", num_bytes=10)
+    assert newest(story) == "s300-a1"
+    story.commit(400, "s300-a1")
+    assert newest(story) == "s400-a1"
+    story.restart().resume("s900-a0", step=900).commit(1000, "s900-a0")
+    assert ids(story.fold()) == ["s1000-a2", "s900-a0"]
+
+
 # --- Adoption: published, but the writer died before the ledger heard of it ---
 
 
@@ -301,7 +387,10 @@ Move = tuple[str, int]
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(
-            ["save", "save", "save", "crash", "publish and crash", "roll back", "roll back and crash", "late save", "mark suspect"]
+            [
+                *("save", "save", "save", "crash", "publish and crash", "roll back", "roll back and crash", "late save", "mark suspect"),
+                *("find damaged", "find well", "prove", "import"),
+            ]
         ),
         st.integers(0, 5),
     ),
@@ -316,12 +405,14 @@ class Model:
     story: Story = field(default_factory=Story)
     path: list[tuple[str, int]] = field(default_factory=list)
     suspect: set[str] = field(default_factory=set)
-    num_saves: int = 0
+    damaged: set[str] = field(default_factory=set)
+    proven: set[str] = field(default_factory=set)
+    num_imports: int = 0
 
     def play(self, moves: Sequence[Move]) -> None:
         self.story.tell(Event.GENERATION_STARTED)
         for name, pick in moves:
-            getattr(self, name.replace(" ", "_"))(pick)
+            getattr(self, "import_" if name == "import" else name.replace(" ", "_"))(pick)
             self.check()
 
     @property
@@ -348,7 +439,9 @@ class Model:
         self.restore()
 
     def restore(self) -> None:
-        while self.path and self.head in self.suspect:
+        """From the newest that is neither suspect nor damaged; where all are damaged, from the newest of those."""
+        tried = self.usable()
+        while self.path and self.head != tried[0] if tried else self.path:
             self.path.pop()
         found = self.story.fold().newest()
         assert (found.id if found else None) == self.head
@@ -382,11 +475,42 @@ class Model:
             self.story.tell(Event.CHECKPOINT_SUSPECTED, id=name)
             self.suspect.add(name)
 
+    def find_damaged(self, pick: int) -> None:
+        if self.path:
+            name = self.path[pick % len(self.path)][0]
+            self.story.tell(Event.CHECKPOINT_DAMAGED, id=name, problems=[])
+            self.damaged.add(name)
+
+    def find_well(self, pick: int) -> None:
+        if self.path:
+            name = self.path[pick % len(self.path)][0]
+            self.story.tell(Event.CHECKPOINT_VERIFIED, id=name)
+            self.damaged.discard(name)
+
+    def prove(self, pick: int) -> None:
+        if self.path:
+            name = self.path[pick % len(self.path)][0]
+            self.story.tell(Event.CHECKPOINT_PROVEN, id=name)
+            self.damaged.discard(name)
+            self.proven.add(name)
+
+    def import_(self, pick: int) -> None:
+        """Into a run that stands on something: it is there, and nobody resumes from it."""
+        if self.path:
+            self.num_imports += 1
+            name = f"s{900 + pick}-a0-r{self.num_imports}"
+            self.story.tell(Event.CHECKPOINT_IMPORTED, id=name, step=900 + pick, attempt=0, parent=None)
+
+    def usable(self) -> list[str]:
+        names = [name for name, _ in reversed(self.path) if name not in self.suspect]
+        return sorted(names, key=lambda name: name in self.damaged)
+
     def check(self) -> None:
         lineage = self.story.fold()
         assert list(lineage.line) == [name for name, _ in self.path]
-        usable = [name for name, _ in reversed(self.path) if name not in self.suspect]
-        assert [ref.id for ref in candidates(lineage)] == usable
+        assert [ref.id for ref in candidates(lineage)] == self.usable()
+        assert {ref.id for ref in lineage.refs if ref.damaged} == self.damaged
+        assert {ref.id for ref in lineage.refs if ref.rung is Rung.PROVEN} == self.proven
         on_path = {name for name, _ in self.path}
         assert all(ref.abandoned == (ref.id not in on_path) for ref in lineage.refs)
 
