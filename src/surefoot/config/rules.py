@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from surefoot.core.sections import RunConfig
+from surefoot.core.tiers import DISK, BadTier, parse_tier
 
 Broken = tuple[str, str, str]
 """(setting, what is wrong, what to do)"""
@@ -17,7 +18,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def broken_rules(config: RunConfig) -> list[Broken]:
     """All rules that `config` breaks: it cannot be trained like this."""
-    return [*_names(config), *_shapes(config), *_batches(config), *_schedules(config), *_saves(config)]
+    return [*_names(config), *_shapes(config), *_batches(config), *_schedules(config), *_saves(config), *_tiers(config)]
 
 
 def questionable(config: RunConfig) -> list[str]:
@@ -102,3 +103,16 @@ def _schedules(config: RunConfig) -> Iterator[Broken]:
 def _saves(config: RunConfig) -> Iterator[Broken]:
     if not config.checkpoint.interval_steps and not config.checkpoint.interval_s:
         yield "checkpoint.interval_steps", "both interval_steps and interval_s are 0: nothing would be saved", "set one of them"
+
+
+def _tiers(config: RunConfig) -> Iterator[Broken]:
+    tiers = []
+    for tier in config.checkpoint.tiers:
+        try:
+            tiers.append(str(parse_tier(tier)))
+        except BadTier as error:
+            yield "checkpoint.tiers", error.what, error.hint
+    if DISK not in config.checkpoint.tiers:
+        yield "checkpoint.tiers", f'"{DISK}" is not among them: it is where every checkpoint begins', f'add "{DISK}"'
+    for tier in sorted({tier for tier in tiers if tiers.count(tier) > 1}):
+        yield "checkpoint.tiers", f'"{tier}" stands there twice', "name each place once"
