@@ -10,30 +10,26 @@ Elements of 8 and 16 bytes count as two and four 32-bit words, each with its own
 is odd, so any single flipped bit changes the sum; swapped values meet different weights. A sum has no order: parts over disjoint boxes add
 up to the whole whatever the sharding, thread count or device. It detects errors; it is no signature against an adversary.
 
-The constants (the first digits of pi) and this text are the format: a change needs a new name beside "sf1".
+The constants (the first digits of pi) and this text are the format: a change needs a new name beside "sf1". Host memory is summed by
+`host_digest` in numpy, other devices here in torch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from surefoot.core.hashing import sha256_json
+from surefoot.tensors.host_digest import BLOCK, MASK, HostBox, Runs, column_weights, row_weights
 
 ALGORITHM = "sf1"
-ROW_SEED = 0x243F6A8885A308D3
-COLUMN_SEED = 0x13198A2E03707344
-BLOCK = 1 << 16
-_MASK = (1 << 64) - 1
-# Blocks of 65536 int64 that are worked on at once: one (512 KiB) stays in the cache of a core, many keep a GPU busy.
-_CACHE_ROWS = {"cpu": 1}
-_DEVICE_ROWS = 128
+_DEVICE_ROWS = 128  # blocks of 65536 int64 that are worked on at once: so many keep a GPU busy
 _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
@@ -77,23 +73,40 @@ def box_digest(local: torch.Tensor, *, global_shape: Sequence[int], offsets: Seq
     if local.numel() == 0:
         return 0
     words = _words(local.detach())
-    words_per_element = words.numel() // local.numel()
-    starts, run = _runs(local.shape, global_shape=global_shape, offsets=offsets, words_per_element=words_per_element, device=words.device)
-    if run >= BLOCK // 4 or starts.numel() == 1:
-        total = sum(_contiguous(part, first=first) for part, first in zip(words.view(-1, run), starts.tolist(), strict=True))
+    if words.device.type == "cpu":
+        box = BoxDigest(local.shape, dtype=local.dtype, global_shape=global_shape, offsets=offsets)
+        box.update(words.numpy())
+        return box.value
+    runs = Runs(local.shape, global_shape=global_shape, offsets=offsets, words_per_element=words.numel() // local.numel())
+    starts = runs.starts(0, runs.number)
+    if runs.length >= BLOCK // 4 or runs.number == 1:
+        total = sum(_contiguous(part, first=first) for part, first in zip(words.view(-1, runs.length), starts.tolist(), strict=True))
     else:
-        total = _scattered(words.view(-1, run), starts=starts)
-    return total & _MASK
+        total = _scattered(words.view(-1, runs.length), starts=torch.from_numpy(starts).to(words.device))
+    return total & MASK
+
+
+class BoxDigest(HostBox):
+    """Local. `box_digest` of bytes in host memory that come piece by piece, in row-major order of the box.
+
+    `update` takes anything with a buffer (a memoryview, `tensor.view(torch.uint8).numpy()`), whole words each time: 4 bytes, or 1 or 2 when
+    the element is no larger. `value` is the digest when all have come. Pieces that are still in the cache, some 256 KiB, are fastest.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, dtype: torch.dtype, global_shape: Sequence[int], offsets: Sequence[int]) -> None:
+        word_bytes = min(dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize, 4)
+        runs = Runs(sizes, global_shape=global_shape, offsets=offsets, words_per_element=dtype.itemsize // word_bytes)
+        super().__init__(runs, word_bytes=word_bytes)
 
 
 def combine(digests: Iterable[int]) -> int:
     """Digest of the union of disjoint boxes."""
-    return sum(digests) & _MASK
+    return sum(digests) & MASK
 
 
 def as_hex(digest: int) -> str:
     """The form that manifests hold: 16 hex digits."""
-    return f"{digest & _MASK:016x}"
+    return f"{digest & MASK:016x}"
 
 
 def state_digest(items: Iterable[DigestedTensor]) -> str:
@@ -118,24 +131,6 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(_WORDS[min(flat.dtype.itemsize, 4)])
 
 
-def _runs(
-    shape: Sequence[int], *, global_shape: Sequence[int], offsets: Sequence[int], words_per_element: int, device: torch.device
-) -> tuple[torch.Tensor, int]:
-    """The box as runs of words that are contiguous in the global tensor: first global word of each run, and their common length."""
-    dim = len(shape)
-    while dim > 0 and shape[dim - 1] == global_shape[dim - 1]:
-        dim -= 1  # whole dims join the run; the first cut one ends it
-    first_run_dim = max(dim - 1, 0)
-    strides = [math.prod(global_shape[k + 1 :]) * words_per_element for k in range(len(shape))]
-    starts = torch.zeros(1, dtype=torch.int64, device=device)
-    for k in range(first_run_dim):
-        along = torch.arange(offsets[k], offsets[k] + shape[k], dtype=torch.int64, device=device) * strides[k]
-        starts = (starts[:, None] + along).view(-1)
-    if shape:
-        starts = starts + offsets[first_run_dim] * strides[first_run_dim]
-    return starts, math.prod(shape[first_run_dim:]) * words_per_element
-
-
 def _contiguous(words: torch.Tensor, *, first: int) -> int:
     """Digest of words whose global indices are first, first + 1, ..."""
     columns, rows = _columns(words.device), _rows(first // BLOCK, (first + words.numel() - 1) // BLOCK + 1, words.device)
@@ -146,7 +141,7 @@ def _contiguous(words: torch.Tensor, *, first: int) -> int:
         column = first % BLOCK
         total += (words[:head].to(torch.int64) * columns[column : column + head]).sum() * rows[0]
     full, full_rows = words[head : head + num_full * BLOCK].view(num_full, BLOCK), rows[1 if head else 0 :]
-    step = _CACHE_ROWS.get(words.device.type, _DEVICE_ROWS)
+    step = _DEVICE_ROWS
     buffer = torch.empty((min(step, num_full), BLOCK), dtype=torch.int64, device=words.device)
     for row in range(0, num_full, step):
         part = full[row : row + step]
@@ -163,7 +158,7 @@ def _scattered(words: torch.Tensor, *, starts: torch.Tensor) -> int:
     columns, rows = _columns(words.device), _rows(first, last + 1, words.device)
     within = torch.arange(words.shape[1], dtype=torch.int64, device=words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    step = max(1, _CACHE_ROWS.get(words.device.type, _DEVICE_ROWS) * BLOCK // words.shape[1])
+    step = max(1, _DEVICE_ROWS * BLOCK // words.shape[1])
     for row in range(0, len(words), step):
         index = starts[row : row + step, None] + within
         weights = columns.take(index & (BLOCK - 1)) * rows.take((index >> 16) - first)
@@ -174,28 +169,10 @@ def _scattered(words: torch.Tensor, *, starts: torch.Tensor) -> int:
 @lru_cache(maxsize=8)
 def _columns(device: torch.device) -> torch.Tensor:
     """B(j) for every j."""
-    return _weights(COLUMN_SEED, count=BLOCK, device=device)
+    return torch.from_numpy(column_weights().view(np.int64)).to(device)
 
 
 @lru_cache(maxsize=512)
 def _rows(start: int, stop: int, device: torch.device) -> torch.Tensor:
     """A(k) for k in start..stop-1; cached because every save meets the same tensors."""
-    return _weights(ROW_SEED + start, count=stop - start, device=device)
-
-
-def _weights(seed: int, *, count: int, device: torch.device) -> torch.Tensor:
-    """splitmix64(seed + arange(count)) | 1 in int64, which wraps as unsigned arithmetic does."""
-    index = torch.arange(count, dtype=torch.int64, device=device)
-    z = index + _signed(seed + 0x9E3779B97F4A7C15)
-    z = (z ^ _shift_right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift_right(z, 27)) * _signed(0x94D049BB133111EB)
-    return (z ^ _shift_right(z, 31)) | 1
-
-
-def _signed(value: int) -> int:
-    value &= _MASK
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift_right(value: torch.Tensor, bits: int) -> torch.Tensor:
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+    return torch.from_numpy(row_weights(np.arange(start, stop)).view(np.int64)).to(device)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from surefoot.core.records import ManifestTensor
-from surefoot.tensors.digest import as_hex, box_digest, combine, state_digest, tensor_digest
+from surefoot.tensors.digest import BoxDigest, as_hex, box_digest, combine, state_digest, tensor_digest
 
 MASK = (1 << 64) - 1
 DTYPES = [
@@ -201,3 +201,26 @@ def test_far_rows_have_their_own_weights() -> None:
     expected = combine(reference_digest(row, first_element=first) for row, first in zip(local, firsts, strict=True))
     assert math.prod(shape) > 1 << 40
     assert box_digest(local, global_shape=shape, offsets=offsets) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.complex64], ids=str)
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("num_pieces", [1, 2, 5, 41])
+def test_a_box_in_pieces_has_the_digest_of_the_box(dtype: torch.dtype, offsets: tuple[int, ...], num_pieces: int) -> None:
+    box, shape = random_bits(dtype, (3, 5, 77)), (7, 6, 80)
+    digest = BoxDigest(box.shape, dtype=dtype, global_shape=shape, offsets=offsets)
+    words = box.view(-1).view(torch.uint8).view(-1, digest.word_bytes)
+    for piece in words.tensor_split(num_pieces):
+        digest.update(memoryview(piece.numpy()).cast("B"))
+    assert digest.value == box_digest(box, global_shape=shape, offsets=offsets)
+
+
+def test_a_box_in_pieces_knows_when_it_is_whole() -> None:
+    digest = BoxDigest((4,), dtype=torch.float32, global_shape=(4,), offsets=(0,))
+    digest.update(bytes(12))
+    with pytest.raises(ValueError, match="3 of 4 words"):
+        _ = digest.value
+    with pytest.raises(ValueError, match=r"3 \+ 2 words, but the box has 4"):
+        digest.update(bytes(8))
+    digest.update(bytes(4))
+    assert digest.value == 0
