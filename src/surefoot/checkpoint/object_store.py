@@ -1,0 +1,276 @@
+"""One object store, s3:// or file:///, through obstore: few verbs, bounded retries, errors that say which of the usual things is wrong.
+
+Where the store is and who we are comes from the environment alone (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, ...). No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from surefoot.core.clock import Clock, SystemClock
+from surefoot.core.durable import fsync_dir, fsync_file
+from surefoot.core.errors import CheckpointError, ConfigError
+from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Backend
+
+Answer = TypeVar("Answer")
+
+CHUNK_BYTES = 8 << 20
+_READ_BYTES = 16 << 20
+_MAX_PARTS = 9_000  # S3 takes 10,000
+_NUM_PARTS_AT_ONCE = 4
+_FINAL = ("bucket-missing", "credentials", "missing", "conflict", "refused")
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_MAX_DETAIL_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Bounds of one request and of one operation.
+
+    A request is retried inside the client (`num_requests` times within `request_limit_s`), an operation on top of it `num_tries` times
+    with waits that double from `wait_s` to `max_wait_s`: a store that is being restarted is away for about a minute.
+    """
+
+    num_requests: int = 5
+    request_limit_s: float = 60.0
+    num_tries: int = 4
+    wait_s: float = 1.0
+    max_wait_s: float = 20.0
+
+
+class ObjectStore:
+    """The objects under one StoreUrl. Keys are relative to it. Safe to use from several threads, never across a fork."""
+
+    def __init__(self, url: StoreUrl, backend: Backend, *, patience: Patience, clock: Clock) -> None:
+        self.url = url
+        self._backend = backend
+        self._patience = patience
+        self._clock = clock
+
+    @classmethod
+    def open(cls, url: str | StoreUrl, *, patience: Patience | None = None, clock: Clock | None = None) -> ObjectStore:
+        """Raises ConfigError for a URL that is none, or when obstore is not installed. Sends nothing yet."""
+        patience = patience or Patience()
+        try:
+            place = url if isinstance(url, StoreUrl) else parse_store_url(url)
+        except BadTier as error:
+            raise ConfigError(error.what, hint=error.hint) from None
+        return cls(place, _backend(place, patience), patience=patience, clock=clock or SystemClock())
+
+    def check(self) -> None:
+        """That the place is there, may be written, and honours conditional writes, on which the commit marker stands."""
+        key = f".probe-{os.getpid()}-{random.getrandbits(64):016x}"
+        try:
+            self.keys(under="")
+            self.create(key, b"first")
+            if self.create(key, b"second"):
+                raise CheckpointError(
+                    "this store overwrites where it was told to create: two writers could publish one checkpoint",
+                    where=str(self.url),
+                    hint="use a store that honours If-None-Match",
+                    kind="refused",
+                )
+        finally:
+            self.delete_all([key])
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Make a small object that must not exist yet; False when there is one already.
+
+        False proves nothing about who made it: when a reply is lost, the client's own second try meets its first. Read it back.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        def attempt() -> bool:
+            try:
+                obstore.put(self._backend, key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            self._make_durable(key)
+            return True
+
+        return self._patiently(attempt, doing=f"creating {key}")
+
+    def write(self, key: str, pieces: Callable[[], Iterator[bytes]], *, num_bytes: int) -> None:
+        """Write or overwrite an object, in parts when it is large. `pieces` is called anew for each try; what it raises comes through."""
+        import obstore
+
+        chunk_bytes = max(CHUNK_BYTES, -(-num_bytes // _MAX_PARTS))
+
+        def attempt() -> None:
+            if num_bytes <= CHUNK_BYTES:
+                obstore.put(self._backend, key, b"".join(pieces()), use_multipart=False)
+            else:
+                obstore.put(self._backend, key, pieces(), chunk_size=chunk_bytes, max_concurrency=_NUM_PARTS_AT_ONCE)
+            self._make_durable(key)
+
+        self._patiently(attempt, doing=f"writing {key}")
+
+    def read(self, key: str) -> bytes:
+        """A small object. Raises CheckpointError with kind "missing" when there is none."""
+        import obstore
+
+        return self._patiently(lambda: bytes(obstore.get(self._backend, key).bytes()), doing=f"reading {key}")
+
+    def read_or_none(self, key: str) -> bytes | None:
+        try:
+            return self.read(key)
+        except CheckpointError as error:
+            if error.values.get("kind") == "missing":
+                return None
+            raise
+
+    def pieces(self, key: str, *, num_bytes: int) -> Iterator[memoryview]:
+        """The first `num_bytes` of an object in order, in pieces that are asked for, and tried again, one by one."""
+        import obstore
+
+        for start in range(0, num_bytes, _READ_BYTES):
+            end = min(start + _READ_BYTES, num_bytes)
+
+            def attempt(start: int = start, end: int = end) -> memoryview:
+                piece = memoryview(obstore.get_range(self._backend, key, start=start, end=end))
+                if len(piece) != end - start:
+                    raise OSError(f"{len(piece)} bytes instead of {end - start} at {start}")
+                return piece
+
+            yield self._patiently(attempt, doing=f"reading {key}")
+
+    def read_into(self, key: str, *, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset` on."""
+        import obstore
+
+        for start in range(0, buffer.nbytes, _READ_BYTES):
+            part = buffer[start : start + _READ_BYTES]
+
+            def attempt(part: memoryview = part, start: int = offset + start) -> None:
+                piece = memoryview(obstore.get_range(self._backend, key, start=start, end=start + len(part)))
+                if len(piece) != len(part):
+                    raise OSError(f"{len(piece)} bytes instead of {len(part)} at {start}")
+                part[:] = piece
+
+            self._patiently(attempt, doing=f"reading {key}")
+
+    def keys(self, *, under: str) -> dict[str, int]:
+        """Keys and sizes of all objects below the folder `under` ("" for all)."""
+        import obstore
+
+        return self._patiently(
+            lambda: {item["path"]: item["size"] for batch in obstore.list(self._backend, prefix=under or None) for item in batch},
+            doing="listing",
+        )
+
+    def top(self) -> tuple[list[str], list[str]]:
+        """(folders, objects) that stand directly under the URL."""
+        import obstore
+
+        found = self._patiently(lambda: obstore.list_with_delimiter(self._backend), doing="listing")
+        return sorted(found["common_prefixes"]), sorted(item["path"] for item in found["objects"])
+
+    def delete_all(self, keys: list[str]) -> dict[str, str]:
+        """Delete in this order; what could not be deleted, with the reason. A failed one never stops the next; an absent one is done."""
+        import obstore
+
+        failed = {}
+        for key in keys:
+            try:
+                self._patiently(lambda key=key: obstore.delete(self._backend, key), doing=f"deleting {key}")  # type: ignore[misc]
+            except CheckpointError as error:
+                if error.values.get("kind") != "missing":
+                    failed[key] = error.what
+        return failed
+
+    def _make_durable(self, key: str) -> None:
+        """A store answers when the object is durable. A folder's files are fsynced here: the client does not."""
+        if self.url.scheme == "file":
+            path = Path(self.url.prefix) / key
+            fsync_file(path)
+            fsync_dir(path.parent)
+            fsync_dir(Path(self.url.prefix))
+
+    def _patiently(self, attempt: Callable[[], Answer], *, doing: str) -> Answer:
+        for number in range(1, self._patience.num_tries + 1):
+            try:
+                return attempt()
+            except (_store_errors(), OSError, NotImplementedError) as error:
+                problem = _named(error, url=self.url, doing=doing)
+                if problem.values["kind"] in _FINAL or number == self._patience.num_tries:
+                    raise problem from error
+                wait_s = min(self._patience.wait_s * 2 ** (number - 1), self._patience.max_wait_s)
+                self._clock.sleep(wait_s * random.uniform(0.5, 1.0))
+        raise AssertionError("num_tries is at least 1")
+
+
+def _backend(url: StoreUrl, patience: Patience) -> Backend:
+    # Imported on first use: it is an extra, and it starts threads, which a process that forks later must not have.
+    try:
+        from obstore.store import LocalStore, S3Store
+    except ImportError as error:
+        raise ConfigError("the package obstore is not installed", where=str(url), hint='pip install "surefoot[s3]"') from error
+    if url.scheme == "file":
+        return LocalStore(url.prefix, mkdir=True)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    try:
+        return S3Store(
+            url.bucket,
+            prefix=url.prefix or None,
+            client_options={"allow_http": endpoint.startswith("http://"), "timeout": timedelta(seconds=patience.request_limit_s)},
+            retry_config={"max_retries": patience.num_requests, "retry_timeout": timedelta(seconds=patience.request_limit_s)},
+        )
+    except _store_errors() as error:
+        raise _named(error, url=url, doing="opening it") from error
+
+
+def _store_errors() -> type[Exception]:
+    from obstore.exceptions import BaseError
+
+    return BaseError
+
+
+def _named(error: Exception, *, url: StoreUrl, doing: str) -> CheckpointError:
+    """A foreign error in our words; `kind` tells a program what a person reads."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    text = _without_secrets(str(error))
+    if isinstance(error, CheckpointError):
+        return error
+    if "NoSuchBucket" in text:
+        kind, what, hint = "bucket-missing", f"there is no bucket {url.bucket}", "create it, or mend checkpoint.tiers"
+    elif isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or "169.254." in text:
+        kind, what = "credentials", f"not allowed: {doing}"
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may read, write, list and delete there"
+        hint = hint if url.scheme == "s3" else "give this user the right to write there"
+    elif isinstance(error, FileNotFoundError):
+        kind, what, hint = "missing", f"nothing there: {doing}", "see what is there with checkpoint list"
+    else:
+        kind, what, hint = (
+            "unreachable",
+            f"no answer that helps: {doing}: {_short(text)}",
+            "look at the store; AWS_ENDPOINT_URL says where it is",
+        )
+    return CheckpointError(what, where=str(url), hint=hint, kind=kind, detail=_short(text))
+
+
+def _short(text: str) -> str:
+    one_line = " ".join(text.split("Debug source:")[0].split())
+    return one_line if len(one_line) <= _MAX_DETAIL_CHARS else one_line[:_MAX_DETAIL_CHARS] + "..."
+
+
+def _without_secrets(text: str) -> str:
+    for name in _SECRETS:
+        if value := os.environ.get(name):
+            text = text.replace(value, f"<{name}>")
+    return text
+
+
+def kind_of(error: CheckpointError) -> Any:
+    """Which of the usual things went wrong: bucket-missing, credentials, missing, unreachable, conflict, damaged, refused."""
+    return error.values.get("kind", "")
