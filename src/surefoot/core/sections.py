@@ -155,6 +155,7 @@ class CheckpointSection:
     )
     tier_bytes_per_s: int = setting(0, "cap of what one process sends to an object store; 0 is none", unit="bytes/s", low=0)
     prove: bool = setting(True, "each save is loaded by a process that did not write it, in time that nobody else wants")
+    prove_end_s: float = setting(20.0, "how long the end of a run waits for its newest save to be loaded so", unit="s", low=0.0)
     replay_steps: int = setting(8, "steps after a resume whose losses are compared with the recorded ones; 0 is off", unit="steps", low=0)
     replay_tolerance: float = setting(
         1e-3,

@@ -2,13 +2,18 @@
 
 Per generation it opens a fresh port and a fresh beats board, has the warm nursery fork the ranks, and watches them. When one is lost it
 writes the evidence down, kills the rest, makes sure that none is left, ledgers it, and asks a pure policy whether to start again.
+
+What ranks stage of a save lies in memory of the agent's, and aides beside them bring it to where it is kept. So between two generations
+the agent has what the dead ones staged whole brought home (`drain`): the next ones resume from it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from surefoot.coordinate.lock import RunLock
@@ -18,12 +23,15 @@ from surefoot.core.errors import EXIT_DONE, EXIT_RETRY, PeerLost, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.records import Fault, Instruction
 from surefoot.core.sections import RunConfig
+from surefoot.launch.aide import AideSpec
+from surefoot.launch.aides import Aides
 from surefoot.launch.crew import Crew
 from surefoot.launch.ending import Ending
 from surefoot.launch.evidence import ending_words, stop_error
 from surefoot.launch.generation import Post, follow, fork_ranks, put_down
 from surefoot.launch.logs import Echo, nursery_log
 from surefoot.launch.signals import LeaveSignals
+from surefoot.launch.slots import SlotMemory
 from surefoot.launch.status import Pulse
 from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
@@ -34,9 +42,13 @@ from surefoot.observe.lineage import fold_counters
 
 logger = logging.getLogger(__name__)
 
+# Ranks that were killed at the end of the grace may have staged a save: it gets this moment even then. No setting: it adds to the grace.
+_LAST_MOMENT_S = 5.0
+
 
 class Agent:
     """Runs `entry` ("pkg.mod:function") as `num_ranks` ranks until the run is over. `warm` are the modules imported before the fork.
+    `aides` work beside the ranks.
 
     The caller holds `lock`; the agent renews it. `console` gets the lines that rank 0 writes to its stdout, from a thread of their own.
     """
@@ -54,8 +66,9 @@ class Agent:
         first_generation: int,
         clock: Clock,
         console: Callable[[str], None],
+        aides: Sequence[AideSpec] = (),
     ) -> None:
-        self._launch, self._observe = config.launch, config.observe
+        self._launch, self._observe, self._checkpoint = config.launch, config.observe, config.checkpoint
         self._run_dir = run_dir.absolute()
         self._num_ranks = num_ranks
         self._ledger = ledger
@@ -68,6 +81,8 @@ class Agent:
             self._run_dir, lock=lock, status_interval_s=config.observe.status_interval_s, lease_s=config.launch.lease_s, clock=clock
         )
         self._crew: Crew | None = None
+        self._aide_specs = tuple(aides)
+        self._aides: Aides | None = None
         counters = fold_counters(read_ledger(ledger.path))
         self._attempt, self._step = counters.attempt, counters.step
         self._restarts = RestartHistory(newest_step=counters.step)
@@ -78,29 +93,71 @@ class Agent:
         Raises what a worker meant by its exit code, with its words; Deterministic when restarts make no progress; SurefootError when they
         are used up or a killed rank does not die; PeerLost when the run was taken over. Whatever happens, no rank outlives it.
         """
-        with LeaveSignals() as signals:
+        with LeaveSignals() as signals, self._slot_memory() as slots:
             watch = Watch(signals, clock=self._clock, on_look=self._look)
             echo, trimmer = Echo(self._console), LogTrimmer(self._run_dir, max_bytes=self._observe.max_log_bytes)
-            post = Post(self._run_dir, self._launch, self._observe, self._clock, watch, self._nursery, echo, trimmer)
+            post = Post(self._run_dir, self._launch, self._observe, self._clock, watch, self._nursery, echo, trimmer, slots)
+            self._aides = aides = self._beside(slots)
+            finished = False
             try:
                 while (ending := self._run_generation(post)).kind == "failed":
                     instruction = self._decide(ending)
                     self._wait(post, wait_s=instruction.wait_s)
-                return EXIT_DONE if ending.kind == "finished" else EXIT_RETRY
+                finished = ending.kind == "finished"
+                return EXIT_DONE if finished else EXIT_RETRY
+            except PeerLost:
+                aides.kill(watch)  # the run is somebody else's now
+                raise
             finally:
-                self._close(post)
+                self._close(post, aides, finished=finished)
 
-    def _close(self, post: Post) -> None:
-        """No rank is left by now, so a nursery that cannot be ended changes nothing about how the run ended."""
+    @contextmanager
+    def _slot_memory(self) -> Iterator[SlotMemory | None]:
+        """For as long as the agent lives; None where no copies are kept in memory, so that ranks have their own."""
+        if "memory" not in self._checkpoint.tiers:
+            yield None
+            return
+        slots = SlotMemory.create(num_ranks=self._num_ranks, num_slots=self._checkpoint.num_slots)
+        try:
+            yield slots
+        finally:
+            slots.close()
+
+    def _beside(self, slots: SlotMemory | None) -> Aides:
+        def on_lost(reason: str, fields: Mapping[str, object]) -> None:
+            self._append_if_possible(Event.AIDE_LOST, rule="launch", reason=reason, fields=fields)
+
+        return Aides(
+            [spec for spec in self._aide_specs if slots is not None or not spec.keeps_slots],
+            run_dir=self._run_dir,
+            slots=slots,
+            limits=self._launch,
+            generation=self._generation + 1,
+            clock=self._clock,
+            on_lost=on_lost,
+        )
+
+    def _close(self, post: Post, aides: Aides, *, finished: bool) -> None:
+        """No rank is left by now, so a process that cannot be ended changes nothing about how the run ended."""
         try:
             self._nursery.drop(post.watch)
+            aides.dismiss(post.watch, finished=finished, limit_s=self._time_to_leave_s(post))
         except SurefootError as error:
             logger.warning("%s", error)
         post.trimmer.close()
         post.echo.close()
 
+    def _time_to_leave_s(self, post: Post) -> float:
+        """Whoever asked to leave waits no longer than the grace, and not at all after a second Ctrl-C."""
+        if post.watch.kill_asked:
+            return 0.0
+        if post.watch.asked_s is None:
+            return math.inf
+        return max(0.0, post.watch.asked_s + self._launch.grace_s - self._clock.monotonic_s())
+
     def _run_generation(self, post: Post) -> Ending:
         """One start of the ranks and how it ended. Nothing of it is left when this returns."""
+        post.watch.look()  # starts the aides, which get ready beside the nursery
         ending = self._nursery.warm_up(post.watch, limit_s=self._launch.init_limit_s, clock=self._clock)
         if ending is None:
             self._open_generation()
@@ -119,12 +176,23 @@ class Agent:
         self._attempt = fold_counters(read_ledger(self._ledger.path)).attempt
         if not ending.in_good_order:
             self._record(ending)
+        self._drain(post)
         return ending
+
+    def _drain(self, post: Post) -> None:
+        """No rank is left: what they staged whole is committed before anybody resumes. What cannot be is said, and stops nothing."""
+        if self._aides is None:
+            return
+        limit_s = min(self._checkpoint.upload_limit_s, max(_LAST_MOMENT_S, self._time_to_leave_s(post)))
+        for failure in self._aides.drain(post.watch, generation=self._generation + 1, limit_s=limit_s):
+            logger.warning("what the ranks staged may be lost: %s", failure)
+            self._append_if_possible(Event.SAVE_FAILED, rule="drain", reason=failure, fields={})
 
     def _open_generation(self) -> None:
         """Fence the past: from this line on the ledger refuses every writer of an older generation."""
         self._generation += 1
         pids = {"agent_pid": os.getpid(), "nursery_pid": self._nursery.link.pid if self._nursery.link else None}
+        pids |= {f"{name}_pid": pid for name, pid in self._aides.pids.items()} if self._aides else {}
         self._append(Event.GENERATION_STARTED, fields={"world_size": self._num_ranks, **pids})
         self._pulse.now_due()
 
@@ -192,6 +260,8 @@ class Agent:
             logger.warning("%s could not be ledgered: %s", event, error)
 
     def _look(self) -> None:
+        if self._aides is not None:
+            self._aides.look()
         self._pulse.beat(
             self._crew,
             generation=self._generation,

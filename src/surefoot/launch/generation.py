@@ -18,6 +18,7 @@ from surefoot.launch.ending import Ending, Limits, Seen, end_of
 from surefoot.launch.evidence import complaints, write_incident
 from surefoot.launch.logs import Echo, open_generation, rank_paths
 from surefoot.launch.rendezvous import Meeting, open_listener, rank_specs
+from surefoot.launch.slots import SlotMemory
 from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import Event, Forked, NurseryGone, Watch
@@ -38,6 +39,7 @@ class Post:
     nursery: WarmNursery
     echo: Echo
     trimmer: LogTrimmer
+    slots: SlotMemory | None = None
 
 
 def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_ranks: int) -> Crew:
@@ -47,10 +49,14 @@ def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_
     crew = Crew(BeatBoard.create(num_ranks, generation=generation, clock=post.clock), life_fd=life_fd, clock=post.clock)
     with open_listener(num_ranks=num_ranks) as listener, os.fdopen(ranks_life_fd, "wb") as ranks_life:
         meeting = Meeting(job, post.run_dir, generation, num_restarts, num_ranks, port=listener.getsockname()[1])
+        fds = [listener.fileno(), crew.board.fd, ranks_life.fileno()]
         request = Start(generation, rank_specs(meeting))
+        if post.slots is not None:
+            request = replace(request, env=post.slots.rank_env(), fds=post.slots.rank_fds(first=len(fds)))
+            fds += post.slots.fds
         with contextlib.suppress(OSError):  # a nursery that is gone is the next thing that the watch hears
             if post.nursery.link is not None:
-                post.nursery.link.start_ranks(request, fds=[listener.fileno(), crew.board.fd, ranks_life.fileno()])
+                post.nursery.link.start_ranks(request, fds=fds)
     post.trimmer.follow(generation)
     post.echo.follow(rank_paths(post.run_dir, generation, 0)[0])
     return crew

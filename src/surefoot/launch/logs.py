@@ -41,6 +41,11 @@ def nursery_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "nursery.log"
 
 
+def aide_log(run_dir: Path, name: str) -> Path:
+    """What an aide of the agent wrote, over all its starts."""
+    return run_dir / "logs" / f"{name}.log"
+
+
 def open_generation(run_dir: Path, generation: int, *, keep: int) -> None:
     """Make the folder of a generation, and drop the oldest ones so that `keep` remain, this one included."""
     generation_logs(run_dir, generation).mkdir(parents=True, exist_ok=True)

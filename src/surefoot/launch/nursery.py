@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 
 from surefoot.launch.process import LEAVE_SIGNALS, signal_on_parents_end, thread_names
@@ -94,7 +94,7 @@ def _start(message: Message, fds: list[int], entry: str, children: dict[int, _Ch
         raise ValueError(f"the nursery was sent {message}")
     pidfds = _fork_ranks(message, fds, entry, children, control)
     for fd in fds:
-        os.close(fd)  # only ranks hold them now: the port and the beats end with their generation
+        os.close(fd)  # only ranks hold them now: the port and the beats end with their generation, the slots are the agent's
     send_message(control, Started(generation=message.generation, pids=tuple(children[fd].pid for fd in pidfds)), fds=pidfds)
     return pidfds
 
@@ -106,7 +106,8 @@ def _fork_ranks(start: Start, fds: list[int], entry: str, children: dict[int, _C
         nursery_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _run_rank(spec, fds, entry, nursery_pid, [control.fileno(), *children])
+            whole = replace(spec, env={**start.env, **spec.env}, fds={**start.fds, **spec.fds})
+            _run_rank(whole, fds, entry, nursery_pid, [control.fileno(), *children])
         os.setpgid(pid, pid)  # by both sides, so the group exists whoever runs first
         pidfd = os.pidfd_open(pid)
         children[pidfd] = _Child(generation=start.generation, rank=spec.rank, pid=pid)

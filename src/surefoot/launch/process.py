@@ -34,6 +34,14 @@ def signal_on_parents_end(parent_pid: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
+def run_when_idle() -> None:
+    """From now on this process, and what it starts, runs only when nobody else wants the processor; last in line where that is refused."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        os.nice(19)
+
+
 def kill_group(leader_pid: int, *, pidfd: int) -> None:
     """SIGKILL to a process that leads a group, and to the rest of its group when it is gone already.
 

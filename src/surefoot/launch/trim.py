@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from surefoot.launch.logs import generation_logs, nursery_log
+from surefoot.launch.logs import generation_logs
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LogTrimmer:
         return None
 
     def _paths(self) -> Iterator[Path]:
-        yield nursery_log(self._run_dir)
+        yield from (self._run_dir / "logs").glob("*.log")  # of the nursery and the aides
         for generation in (self._generation - 1, self._generation):
             for pattern in ("rank_*.log", "rank_*.err"):
                 yield from generation_logs(self._run_dir, generation).glob(pattern)

@@ -1,9 +1,11 @@
-"""What the agent and the nursery say to each other: one JSON object per packet of a Unix socket pair, file descriptors beside it.
+"""What the agent says to the nursery and to its aides, and they to it: one JSON object per packet of a Unix socket pair, fds beside it.
 
-agent -> nursery    start   {generation, ranks: [{rank, env, fds, out_path, err_path}]} + the fds that `fds` points into
+agent -> nursery    start   {generation, ranks: [{rank, env, fds, out_path, err_path}], env, fds} + the fds that `fds` points into
 nursery -> agent    ready   {pid, import_s}                          once, after the warm imports
                     started {generation, pids}                       + one pidfd per rank, in the order of the request
                     exited  {generation, rank, pid, exit_code, signal, mono_s}
+agent -> aide       drain   {number, generation}                     finish what dead ranks left behind; work for `generation` from then on
+aide -> agent       drained {number, failures}                       the answer; what could not be finished, in words
 
 SOCK_SEQPACKET keeps message bounds and gives an empty read when the other side is gone. A pidfd is opened by the parent of the rank before
 it can be reaped, so it names that process and never a later one with the same number.
@@ -20,7 +22,7 @@ from typing import Any
 from surefoot.core import strict_json
 
 _MAX_MESSAGE_BYTES = 1 << 17  # below the default socket buffer, so one packet always fits
-_MAX_FDS = 253  # SCM_MAX_FD of Linux
+MAX_FDS = 253  # SCM_MAX_FD of Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,12 @@ class RankSpec:
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """The ranks of a generation. `env` and `fds` are for all of them, beside what each has for itself: the slots of many ranks are many."""
+
     generation: int
     ranks: tuple[RankSpec, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    fds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,27 @@ class RankExit:
     mono_s: float
 
 
-Message = Start | Ready | Started | RankExit
-_KINDS: Mapping[str, type[Any]] = {"start": Start, "ready": Ready, "started": Started, "exited": RankExit}
+@dataclass(frozen=True, slots=True)
+class Drain:
+    number: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    number: int
+    failures: tuple[str, ...]
+
+
+Message = Start | Ready | Started | RankExit | Drain | Drained
+_KINDS: Mapping[str, type[Any]] = {
+    "start": Start,
+    "ready": Ready,
+    "started": Started,
+    "exited": RankExit,
+    "drain": Drain,
+    "drained": Drained,
+}
 _NAMES: Mapping[type[Any], str] = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -80,15 +105,15 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 def send_message(channel: socket.socket, message: Message, *, fds: Sequence[int] = ()) -> None:
     """Send one packet. Raises OSError when the other side is gone and ValueError when the message does not fit one packet."""
     data = strict_json.dumps({"kind": _NAMES[type(message)], **asdict(message)}).encode()
-    if len(data) > _MAX_MESSAGE_BYTES or len(fds) > _MAX_FDS:
-        raise ValueError(f"a control message of {len(data)} bytes and {len(fds)} fds: limits are {_MAX_MESSAGE_BYTES} and {_MAX_FDS}")
+    if len(data) > _MAX_MESSAGE_BYTES or len(fds) > MAX_FDS:
+        raise ValueError(f"a control message of {len(data)} bytes and {len(fds)} fds: limits are {_MAX_MESSAGE_BYTES} and {MAX_FDS}")
     socket.send_fds(channel, [data], list(fds))
 
 
 def receive_message(channel: socket.socket) -> tuple[Message | None, list[int]]:
     """Wait for one packet; (None, []) when the other side is gone. The caller owns the descriptors."""
     try:
-        data, fds, flags, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, _MAX_FDS)
+        data, fds, flags, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, MAX_FDS)
     except ConnectionResetError:
         return None, []
     if not data:
@@ -105,5 +130,7 @@ def receive_message(channel: socket.socket) -> tuple[Message | None, list[int]]:
         content["ranks"] = tuple(RankSpec(**spec) for spec in content["ranks"])
     if kind is Started:
         content["pids"] = tuple(content["pids"])
+    if kind is Drained:
+        content["failures"] = tuple(content["failures"])
     message: Message = kind(**content)
     return message, list(fds)
