@@ -33,6 +33,8 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
         f"  loss        {_number(answer['loss'])}  held-out {_number(answer['val_loss'])}  health {answer['verdict']}",
         f"  checkpoint  {_checkpoint(answer)}",
     ]
+    if halted := answer["halted"]:
+        lines.append(f"  halted      at step {halted['step']} by {halted['rule']}: {halted['reason']}; `surefoot resume` releases it")
     if answer["pid"] is not None:
         lines.append(f"  agent       pid {answer['pid']} on {answer['host']}")
     for rank in answer["ranks"]:
@@ -45,6 +47,8 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
 def _state(answer: Mapping[str, Any]) -> str:
     if answer["finished"] and answer["phase"] == "stopped":
         return "finished"
+    if answer["halted"] and answer["phase"] == "stopped":
+        return "halted"
     age = answer["last_step_age_s"]
     return str(answer["phase"]) + (f", last step {show_duration(age)} ago" if age is not None else "")
 
@@ -60,7 +64,11 @@ def _checkpoint(answer: Mapping[str, Any]) -> str:
     checkpoint = answer["last_checkpoint"]
     if checkpoint is None:
         return "none yet"
-    return f"{checkpoint['id']} ({checkpoint['rung']}{', suspect' if checkpoint['suspect'] else ''})  state {answer['state_digest']}"
+    state = f"{checkpoint['id']} ({checkpoint['rung']}{', suspect' if checkpoint['suspect'] else ''})  state {answer['state_digest']}"
+    prover = answer["prover"]
+    if prover["newest_loaded"] is None or not prover["lag_checkpoints"]:
+        return state
+    return f"{state}  newest loaded {prover['newest_loaded']}, {prover['lag_steps']} steps behind"
 
 
 def _number(value: float | None) -> str:

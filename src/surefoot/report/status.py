@@ -12,7 +12,7 @@ from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import Incompatible, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.holder import LockRecord, seconds_between
-from surefoot.core.records import CheckpointRef, LedgerEntry, Phase
+from surefoot.core.records import CheckpointRef, LedgerEntry, Phase, Rung
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import Lineage, fold_lineage
 from surefoot.observe.live import LiveRecord, is_held, read_live, read_lock
@@ -48,7 +48,8 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
     seen = _read(run_dir, clock=clock)
     step = _step(seen)
     row = _row_at(seen.rows, step=step)
-    head = seen.lineage.head
+    standing = _standing(seen.lineage)
+    head = standing[-1] if standing else None
     return {
         "run": str(_setting(seen.config, "run", "name") or run_dir.resolve().name),
         "phase": _phase(seen),
@@ -66,6 +67,8 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
         "mfu": None,
         "eta_s": _eta_s(seen, step=step),
         "last_exercised": None,
+        "prover": _prover(standing),
+        "halted": _halted(seen.entries),
         "num_steps": _setting(seen.config, "train", "num_steps"),
         "generation": seen.lineage.counters.generation,
         "num_restarts": seen.lineage.counters.num_restarts,
@@ -161,11 +164,36 @@ def _phase(seen: _Evidence) -> str:
 
 def _verdict(entries: Sequence[LedgerEntry], row: Row | None) -> str:
     """healthy, suspect (the last update was held back) or bad (halted by policy and not released)."""
-    last = next((entry for entry in reversed(entries) if entry.event in (Event.RUN_HALTED, Event.RUN_RELEASED, Event.RUN_RESUMED)), None)
-    if last is not None and last.event == Event.RUN_HALTED:
+    if _halted(entries) is not None:
         return "bad"
     held_back = row is not None and not str(row["action"]).lower().startswith("proceed")
     return "suspect" if held_back else "healthy"
+
+
+def _halted(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
+    """At which step, by which rule and why the run was halted; null when it was not, or a person has released it."""
+    last = next((entry for entry in reversed(entries) if entry.event in (Event.RUN_HALTED, Event.RUN_RELEASED, Event.RUN_RESUMED)), None)
+    if last is None or last.event != Event.RUN_HALTED:
+        return None
+    return {"step": last.step, "rule": last.rule, "reason": last.reason, "time_utc": last.time_utc}
+
+
+def _standing(lineage: Lineage) -> list[CheckpointRef]:
+    """The checkpoints of the line that are still kept, oldest first."""
+    return [ref for name in lineage.line if name not in lineage.retired and (ref := lineage.ref(name)) is not None]
+
+
+def _prover(standing: Sequence[CheckpointRef]) -> dict[str, Any]:
+    """The newest that others have loaded, and how far it is behind the newest commit; null while none was loaded."""
+    loaded = [index for index, ref in enumerate(standing) if ref.rung in (Rung.LOADABLE, Rung.PROVEN)]
+    proven = [ref.id for ref in standing if ref.rung is Rung.PROVEN]
+    newest = standing[loaded[-1]] if loaded else None
+    return {
+        "newest_loaded": newest.id if newest else None,
+        "newest_proven": proven[-1] if proven else None,
+        "lag_checkpoints": len(standing) - 1 - loaded[-1] if loaded else len(standing),
+        "lag_steps": standing[-1].step - newest.step if newest else None,
+    }
 
 
 def _checkpoint(ref: CheckpointRef | None) -> dict[str, Any] | None:

@@ -60,3 +60,12 @@ assert run(["status", "{run_dir}"]) == 0
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_text_says_that_a_run_is_halted_and_why(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(run_dir / "ledger.jsonl", clock=ManualClock(), by="rank 0")
+    ledger.append(Event.RUN_HALTED, generation=1, attempt=1, step=20, rule="skips_in_a_row", reason="4 updates in a row")
+    assert run(["status", str(run_dir)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{run_dir.name}  halted" in printed
+    assert "at step 20 by skips_in_a_row: 4 updates in a row" in printed

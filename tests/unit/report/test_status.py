@@ -185,6 +185,39 @@ def test_a_halted_run_is_bad_until_it_is_released(run: Run) -> None:
     assert run.status()["verdict"] == "healthy"
 
 
+def test_a_halted_run_says_so(run: Run) -> None:
+    run.train(10)
+    assert run.status()["halted"] is None
+    run.tell(Event.RUN_HALTED)
+    halted = run.status()["halted"]
+    assert (halted["step"], set(halted)) == (10, {"step", "rule", "reason", "time_utc"})
+    run.tell(Event.RUN_RELEASED)
+    assert run.status()["halted"] is None
+
+
+def test_a_retired_checkpoint_is_never_named(run: Run) -> None:
+    run.train(10)
+    first = run.commit(None)
+    run.train(20)
+    second = run.commit(first)
+    run.tell(Event.CHECKPOINT_RETIRED, id=second)
+    assert (run.status()["last_checkpoint"]["id"], run.status()["state_digest"]) == (first, f"d-{first}")
+    run.tell(Event.CHECKPOINT_RETIRED, id=first)
+    assert (run.status()["last_checkpoint"], run.status()["prover"]["newest_loaded"]) == (None, None)
+
+
+def test_the_lag_of_the_prover(run: Run) -> None:
+    assert run.status()["prover"] == {"newest_loaded": None, "newest_proven": None, "lag_checkpoints": 0, "lag_steps": None}
+    names: list[str] = []
+    for last in (10, 20, 30):
+        run.train(last)
+        names.append(run.commit(names[-1] if names else None))
+    assert run.status()["prover"] == {"newest_loaded": None, "newest_proven": None, "lag_checkpoints": 3, "lag_steps": None}
+    run.tell(Event.CHECKPOINT_PROVEN, id=names[0])
+    run.tell(Event.CHECKPOINT_LOADED, id=names[1])
+    assert run.status()["prover"] == {"newest_loaded": names[1], "newest_proven": names[0], "lag_checkpoints": 1, "lag_steps": 10}
+
+
 def test_a_skipped_update_is_suspect(run: Run) -> None:
     run.train(10)
     run.train(11, action="skip", loss=float("nan"))
