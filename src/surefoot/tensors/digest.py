@@ -16,34 +16,23 @@ The constants (the first digits of pi) and this text are the format: a change ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from surefoot.core.hashing import sha256_json
+from surefoot.tensors.digest_sum import ALGORITHM as ALGORITHM
+from surefoot.tensors.digest_sum import DigestedTensor as DigestedTensor
+from surefoot.tensors.digest_sum import as_hex as as_hex
+from surefoot.tensors.digest_sum import combine as combine
+from surefoot.tensors.digest_sum import state_digest as state_digest
 from surefoot.tensors.host_digest import BLOCK, MASK, HostBox, Runs, column_weights, row_weights
 
-ALGORITHM = "sf1"
 _DEVICE_ROWS = 128  # blocks of 65536 int64 that are worked on at once: so many keep a GPU busy
 _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
-
-
-class DigestedTensor(Protocol):
-    """What `state_digest` needs of a manifest's tensor."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def digest(self) -> str: ...
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:
@@ -97,22 +86,6 @@ class BoxDigest(HostBox):
         word_bytes = min(dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize, 4)
         runs = Runs(sizes, global_shape=global_shape, offsets=offsets, words_per_element=dtype.itemsize // word_bytes)
         super().__init__(runs, word_bytes=word_bytes)
-
-
-def combine(digests: Iterable[int]) -> int:
-    """Digest of the union of disjoint boxes."""
-    return sum(digests) & MASK
-
-
-def as_hex(digest: int) -> str:
-    """The form that manifests hold: 16 hex digits."""
-    return f"{digest & MASK:016x}"
-
-
-def state_digest(items: Iterable[DigestedTensor]) -> str:
-    """ "sf1:<sha256>" over the canonical JSON of [key, dtype, shape, digest] sorted by key. The caller picks the items."""
-    rows = sorted([item.key, item.dtype, list(item.shape), item.digest] for item in items)
-    return f"{ALGORITHM}:{sha256_json(rows)}"
 
 
 def _check_box(local: torch.Tensor, global_shape: Sequence[int], offsets: Sequence[int]) -> None:
