@@ -17,7 +17,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -57,9 +57,9 @@ class SlotState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """Whose bytes these are. `index_bytes` is 0 until staged, `image_xxh3_128` and `host` empty until uploaded, `error` until failed.
+    """Whose bytes these are. `index_bytes` is 0 until staged, `image_xxh3_128` and `host` empty until committed, `error` until failed.
 
-    `serial` grows with every claim of the slot: whoever reads the image while a rank may claim it compares it before and after.
+    `told` are the parts of the error (what, where, hint, values). `read_back` is "verified" or "damaged" once storage was asked. `serial` grows with every claim of the slot: whoever reads the image while a rank may claim it compares it before and after.
     """
 
     run: str
@@ -76,6 +76,8 @@ class SlotHeader:
     image_xxh3_128: str = ""
     host: str = ""
     error: str = ""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    read_back: str = ""
     serial: int = 0
 
 
@@ -179,10 +181,12 @@ class Slot:
         self._write_area(_RANK_AREA, values, serial=serial)
         self._switch(SlotState.STAGED)
 
-    def abandon(self, error: str) -> None:
+    def abandon(self, error: SurefootError) -> None:
         """Staging did not end: nothing of this save is uploaded, and the slot may be filled again."""
         self._leave(SlotState.STAGING)
-        self._write_area(_UPLOADER_AREA, {"error": error[:_MAX_ERROR_CHARS]}, serial=self._serial())
+        values, serial = self._read_area(_RANK_AREA) or ({}, self._serial())
+        if values:
+            self._write_area(_RANK_AREA, values | _told(error), serial=serial)
         self._switch(SlotState.FAILED)
 
     def cancel(self) -> None:
@@ -206,10 +210,16 @@ class Slot:
         self._write_area(_UPLOADER_AREA, {"image_xxh3_128": image_xxh3_128, "host": host}, serial=self._serial())
         self._switch(SlotState.COMMITTED)
 
-    def failed(self, error: str) -> None:
+    def read_back(self, *, serial: int, well: bool) -> None:
+        """What storage gave back of the save `serial`; nothing when the slot holds another one by now."""
+        found = self._read_area(_UPLOADER_AREA)
+        if found is not None and found[1] == serial == self._serial():
+            self._write_area(_UPLOADER_AREA, found[0] | {"read_back": "verified" if well else "damaged"}, serial=serial)
+
+    def failed(self, error: SurefootError) -> None:
         """The upload ended without a commit."""
         self._leave(SlotState.STAGED, SlotState.UPLOADING)
-        self._write_area(_UPLOADER_AREA, {"error": error[:_MAX_ERROR_CHARS]}, serial=self._serial())
+        self._write_area(_UPLOADER_AREA, _told(error), serial=self._serial())
         self._switch(SlotState.FAILED)
 
     def reset(self) -> None:
@@ -291,8 +301,15 @@ def grow(fd: int, num_bytes: int) -> None:
 
 
 def _rank_part(header: SlotHeader) -> dict[str, Any]:
-    cleared = replace(header, index_bytes=0, index_xxh3_128="", image_xxh3_128="", host="", error="")
+    cleared = replace(header, index_bytes=0, index_xxh3_128="", image_xxh3_128="", host="", error="", told={}, read_back="")
     return {name: value for name, value in asdict(cleared).items() if name != "serial"}
+
+
+def _told(error: SurefootError) -> dict[str, Any]:
+    """The error as the header has room for it."""
+    values = {name: value for name, value in error.values.items() if isinstance(value, int | float | str) and len(str(value)) < 100}
+    told = {"code": error.code, "what": error.what[:_MAX_ERROR_CHARS], "where": error.where[-_MAX_ERROR_CHARS:], "hint": error.hint[:200]}
+    return {"error": str(error)[:_MAX_ERROR_CHARS], "told": {**told, "values": dict(list(values.items())[:6])}}
 
 
 def _checksum(raw: bytes, serial: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from surefoot.checkpoint.slot import PAGE_BYTES, Slot, SlotHeader, SlotState
-from surefoot.core.errors import Corrupt, SurefootError
+from surefoot.core.errors import CheckpointError, Corrupt, SurefootError
 
 HEADER = SlotHeader(
     run="r", id="s5-a1", step=5, attempt=1, generation=2, rank=3, world_size=4, file="__3_0.distcp", image_bytes=2 * PAGE_BYTES
@@ -73,7 +73,11 @@ def test_a_slot_is_never_taken_from_its_uploader(slot: Slot) -> None:
     slot.begin_upload()
     with pytest.raises(SurefootError, match="slot 1 of rank 3: it is uploading"):
         slot.claim(HEADER)
-    slot.failed("no room")
+    slot.failed(CheckpointError("no room", where="disk", hint="free some", free_bytes=3))
+    header = slot.header()
+    assert header is not None
+    assert header.error == "disk: no room — free some"
+    assert header.told["values"] == {"free_bytes": 3}
     assert slot.state() is SlotState.FAILED
     slot.claim(HEADER)
     with pytest.raises(SurefootError, match="it is staging, not staged"):
@@ -84,7 +88,7 @@ def test_what_was_said_about_an_earlier_save_is_forgotten(slot: Slot) -> None:
     fill(slot)
     slot.cancel()
     assert slot.cancelled
-    slot.failed("given up" * 500)
+    slot.failed(CheckpointError("given up" * 500))
     first = slot.header()
     assert first is not None
     assert first.error.startswith("given up")
@@ -95,9 +99,24 @@ def test_what_was_said_about_an_earlier_save_is_forgotten(slot: Slot) -> None:
     assert not slot.cancelled
 
 
+def test_what_storage_gave_back_is_said_of_the_save_that_it_was(slot: Slot) -> None:
+    fill(slot)
+    slot.begin_upload()
+    slot.committed(image_xxh3_128="ab" * 16, host="here")
+    slot.read_back(serial=1, well=True)
+    first = slot.header()
+    assert first is not None
+    assert (first.read_back, first.image_xxh3_128) == ("verified", "ab" * 16)
+    slot.claim(HEADER)
+    slot.read_back(serial=1, well=False)
+    second = slot.header()
+    assert second is not None
+    assert second.read_back == ""
+
+
 def test_abandoned_staging_says_why(slot: Slot) -> None:
     slot.claim(HEADER)
-    slot.abandon("torn")
+    slot.abandon(CheckpointError("torn"))
     header = slot.header()
     assert header is not None
     assert (slot.state(), header.error) == (SlotState.FAILED, "torn")
