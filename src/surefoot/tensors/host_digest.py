@@ -1,19 +1,19 @@
 """The sum behind "sf1" in host memory, with numpy alone: as fast as two passes over the cache allow.
 
-What the sum is stands in `digest`. Here is how: numpy multiplies and adds 64-bit words in one loop (einsum), four times as fast as a cast,
-a product and a sum one after the other. 32-bit words are taken in pairs without a cast: for X = lo + 2^32 hi,
+What the sum is stands in `digest`. Here is how. 32-bit words are taken in pairs: for X = lo + 2^32 hi,
 
     lo * w0 + hi * w1  =  X * w0 + hi * (w1 - 2^32 * w0)   mod 2^64
 
-so that one loop runs over the memory as it is and one over X >> 32. Narrower words are widened first. All of it in pieces that stay in the
-cache of a core, because more memory than that costs page faults and bandwidth.
+so that one loop multiplies and adds (einsum) over the memory as it is and one over X >> 32; no word is widened. Narrower words are widened,
+multiplied and added one after the other. All of it in pieces that stay in the cache of a core, in buffers that are used again: fresh
+memory costs more than the sum. Every call has its microsecond, so short runs are taken many at once.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,8 @@ WORD_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint1
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Wide = npt.NDArray[np.uint64]
 
-_PIECE = 1 << 15  # words worked on at once: at 8 bytes each, input, widened words and weights fit the second cache of a core
+_PIECE = BLOCK  # words of at most 2 bytes that are worked on at once: widened, half of a core's second cache
+_PAIR_PIECE = 1 << 15  # words of 4 bytes: these, X >> 32 and the weights
 _LONG_RUN = 1 << 13  # from here on a run is worth calls of its own
 _SHORT_RUN = 16  # below, picking weights one by one is faster than copying rows of them
 
@@ -46,23 +47,27 @@ class HostBox:
 
     def update(self, data: Any) -> None:
         """The next bytes, whole words of them: anything with a buffer. ValueError when they are more than the box has."""
-        words = np.frombuffer(data, dtype=WORD_TYPES[self.word_bytes])
+        words = np.frombuffer(data, dtype=WORD_TYPES[self.word_bytes]).reshape(-1)
         if self.num_done + len(words) > self.num_words:
             raise ValueError(f"{self.num_done} + {len(words)} words, but the box has {self.num_words}")
-        run = self._runs.length
-        at = 0
-        while at < len(words):
-            number, within = divmod(self.num_done, run)
-            left = len(words) - at
-            if within or left < run or run >= _LONG_RUN:
-                taken = min(run - within, left)
-                self._sum += consecutive(words[at : at + taken], first=int(self._runs.starts(number, number + 1)[0]) + within)
+        length = self._runs.length
+        while len(words):
+            number, within = divmod(self.num_done, length)
+            num_runs = 0 if within or length >= _LONG_RUN else min(len(words) // length, _PIECE // length)
+            if num_runs:
+                taken = num_runs * length
+                self._sum += self._whole_runs(words[:taken].reshape(num_runs, length), number=number)
             else:
-                num_runs = min(left // run, max(1, _PIECE // run))
-                taken = num_runs * run
-                self._sum += _scattered(words[at : at + taken].reshape(num_runs, run), starts=self._runs.starts(number, number + num_runs))
-            at += taken
+                taken = min(length - within, len(words))
+                self._sum += consecutive(words[:taken], first=self._runs.start(number) + within)
+            words = words[taken:]
             self.num_done += taken
+
+    def _whole_runs(self, runs: Words, *, number: int) -> int:
+        step = self._runs.step
+        if step and BLOCK // step * self._runs.length >= _LONG_RUN:
+            return _spaced(runs, first=self._runs.start(number), step=step)
+        return _scattered(runs, starts=self._runs.starts(number, number + len(runs)))
 
     @property
     def value(self) -> int:
@@ -83,13 +88,31 @@ class Runs:
         self.length = math.prod(sizes[outer:]) * words_per_element
         self.number = math.prod(sizes[:outer])
         self._first = sum(offset * stride for offset, stride in zip(offsets[: outer + 1], strides[: outer + 1], strict=True))
-        self._outer = [(size, stride) for size, stride in zip(sizes[:outer], strides[:outer], strict=True)]
+        self._outer: list[tuple[int, int]] = []  # (size, stride), innermost first
+        for size, stride in reversed(list(zip(sizes[:outer], strides[:outer], strict=True))):
+            if self._outer and math.prod(self._outer[-1]) == stride:
+                self._outer[-1] = (self._outer[-1][0] * size, self._outer[-1][1])  # a whole dim inside a cut one: evenly spaced too
+            else:
+                self._outer.append((size, stride))
+
+    @property
+    def step(self) -> int | None:
+        """Words from the start of a run to that of the next one where that is always the same."""
+        return self._outer[0][1] if len(self._outer) == 1 else None
+
+    def start(self, number: int) -> int:
+        """First global word of a run."""
+        start = self._first
+        for size, stride in self._outer:
+            number, along = divmod(number, size)
+            start += along * stride
+        return start
 
     def starts(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """First global word of runs begin..end-1."""
         number = np.arange(begin, end, dtype=np.int64)
         start = np.full(len(number), self._first, dtype=np.int64)
-        for size, stride in reversed(self._outer):
+        for size, stride in self._outer:
             number, along = np.divmod(number, size)
             start += along * stride
         return start
@@ -97,43 +120,59 @@ class Runs:
 
 def consecutive(words: Words, *, first: int) -> int:
     """Sum over words whose global indices are first, first + 1, ..."""
-    total = 0
-    for at, length, column, row in _pieces(len(words), first=first):
-        total += _row_weight(row) * _in_row(words[at : at + length], column=column)
+    piece = _PAIR_PIECE if words.itemsize == 4 else _PIECE
+    total = at = 0
+    while at < len(words):
+        row, column = divmod(first + at, BLOCK)
+        length = min(len(words) - at, BLOCK - column, piece)
+        total += _row_weight(row) * _within_row(words[at : at + length].reshape(1, length), column=column, step=0)
+        at += length
     return total & MASK
 
 
-def _pieces(num_words: int, *, first: int) -> Iterator[tuple[int, int, int, int]]:
-    """(position, length, column, row) of pieces that cross no row."""
-    at = 0
-    while at < num_words:
-        row, column = divmod(first + at, BLOCK)
-        length = min(num_words - at, BLOCK - column, _PIECE)
-        yield at, length, column, row
-        at += length
+def _spaced(runs: Words, *, first: int, step: int) -> int:
+    """Sum over short runs, one a row of `runs`, of which each starts `step` words after the one before."""
+    length = runs.shape[1]
+    total = at = 0
+    while at < len(runs):
+        row, column = divmod(first + at * step, BLOCK)
+        inside = (BLOCK - column - length) // step + 1  # runs that end before the border
+        if inside > 0:
+            total += _row_weight(row) * _within_row(runs[at : at + inside], column=column, step=step)
+            at += inside
+        else:
+            total += consecutive(runs[at], first=first + at * step)
+            at += 1
+    return total & MASK
 
 
-def _in_row(words: Words, *, column: int) -> int:
-    """Sum over words of one row, without the row's weight."""
-    if words.itemsize == 4 and len(words) > 2:
+def _within_row(runs: Words, *, column: int, step: int) -> int:
+    """Sum, without the row's weight, over runs that start at `column`, `column + step`, ... of one row."""
+    num_runs, length = runs.shape
+    if runs.itemsize == 4 and not (column % 2 or step % 2 or length % 2 or runs.ctypes.data % 8):
+        return _pairs(runs.view(np.uint64), pair=column // 2, step=step // 2)
+    if runs.itemsize == 4 and num_runs == 1 and length > 2 and (runs.ctypes.data + 4 * (column % 2)) % 8 == 0:
         odd = column % 2
-        if (words.ctypes.data + 4 * odd) % 8 == 0:
-            even = (len(words) - odd) // 2 * 2 + odd
-            total = _pairs(words[odd:even].view(np.uint64), pair=(column + odd) // 2)
-            for i in (0,) * odd + (even,) * (even < len(words)):
-                total += int(words[i]) * int(_columns()[column + i])
-            return total
-    wide = _scratch()[0][: len(words)]
-    np.copyto(wide, words)
-    return int(np.einsum("i,i->", wide, _columns()[column : column + len(words)]))
+        even = odd + (length - odd) // 2 * 2
+        ends = [*range(odd), *range(even, length)]
+        singles = sum(int(runs[0, i]) * int(_columns()[column + i]) for i in ends)
+        return singles + _within_row(runs[:, odd:even], column=column + odd, step=0)
+    wide = _scratch()[0][: runs.size].reshape(runs.shape)
+    np.copyto(wide, runs)
+    np.multiply(wide, _strided(_columns(), column, shape=runs.shape, step=step), out=wide)
+    return int(np.add.reduce(wide, axis=None))
 
 
-def _pairs(pairs: Wide, *, pair: int) -> int:
-    first, second = _pair_weights()
-    high = _scratch()[0][: len(pairs)]
+def _pairs(pairs: Wide, *, pair: int, step: int) -> int:
+    first, second = (_strided(weights, pair, shape=pairs.shape, step=step) for weights in _pair_weights())
+    high = _scratch()[0][: pairs.size].reshape(pairs.shape)
     np.right_shift(pairs, 32, out=high)
-    end = pair + len(pairs)
-    return int(np.einsum("i,i->", pairs, first[pair:end])) + int(np.einsum("i,i->", high, second[pair:end]))
+    return int(np.einsum("ij,ij->", pairs, first)) + int(np.einsum("ij,ij->", high, second))
+
+
+def _strided(weights: Wide, at: int, *, shape: tuple[int, ...], step: int) -> Wide:
+    """Row i: weights from `at + i * step` on; a view."""
+    return np.ndarray(shape, np.uint64, weights, offset=8 * at, strides=(8 * step, 8))
 
 
 def _scattered(runs: Words, *, starts: npt.NDArray[np.int64]) -> int:
@@ -143,12 +182,10 @@ def _scattered(runs: Words, *, starts: npt.NDArray[np.int64]) -> int:
     wide, weights = (buffer[: runs.size].reshape(runs.shape) for buffer in _scratch())
     np.copyto(wide, runs)
     if length < _SHORT_RUN:
-        index = columns[:, None] + np.arange(length)
-        np.take(_columns_twice(), index, out=weights, mode="clip")
+        np.take(_columns_twice(), columns[:, None] + np.arange(length), out=weights, mode="clip")
     else:
-        weights = _windows(length)[columns]
-    sums = np.einsum("ij,ij->i", wide, weights)
-    total = int((sums * row_weights(rows)).sum())
+        weights = _strided(_columns_twice(), 0, shape=(BLOCK, length), step=1)[columns]
+    total = int((np.einsum("ij,ij->i", wide, weights) * row_weights(rows)).sum())
     for run in np.flatnonzero(columns + length > BLOCK).tolist():  # what lies past the border has the weight of the next row
         border = BLOCK - int(columns[run])
         past = int(np.einsum("i,i->", wide[run, border:], weights[run, border:]))
@@ -180,11 +217,6 @@ def _columns() -> Wide:
 @lru_cache(maxsize=1)
 def _columns_twice() -> Wide:
     return np.concatenate([_columns(), _columns()])
-
-
-def _windows(length: int) -> Wide:
-    """Row j: B(j), B(j + 1), ... B(j + length - 1), around the end; a view, no copy."""
-    return np.lib.stride_tricks.as_strided(_columns_twice(), shape=(BLOCK, length), strides=(8, 8), writeable=False)
 
 
 @lru_cache(maxsize=1)
