@@ -1,0 +1,33 @@
+"""Who works beside the ranks of a run under the agent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from surefoot.checkpoint.inspect import published
+from surefoot.core.sections import CheckpointSection
+from surefoot.launch.aide import AideSpec
+
+
+def aides_of(section: CheckpointSection, run_dir: Path) -> list[AideSpec]:
+    """The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory."""
+    aides = []
+    if "memory" in section.tiers:
+        aides.append(AideSpec("uploader", _argv("uploader", run_dir), end_limit_s=section.upload_limit_s, keeps_slots=True))
+    if section.prove:
+        root = run_dir / "checkpoints"
+        aides.append(
+            AideSpec(
+                "prover",
+                _argv("prover", run_dir),
+                end_limit_s=section.prove_end_s,
+                only_when_finished=True,
+                wanted=lambda: bool(published(root)),
+            )
+        )
+    return aides
+
+
+def _argv(name: str, run_dir: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"surefoot.cli.{name}", "--run-dir", str(run_dir.absolute()))
