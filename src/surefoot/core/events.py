@@ -34,6 +34,7 @@ class Event(StrEnum):
     CHECKPOINT_LOADED = "checkpoint.loaded"
     CHECKPOINT_PROVEN = "checkpoint.proven"
     CHECKPOINT_COPIED = "checkpoint.copied"
+    COPY_FAILED = "copy.failed"
     CHECKPOINT_IMPORTED = "checkpoint.imported"
     SNAPSHOT_TORN = "snapshot.torn"
     REPLAY_VERIFIED = "replay.verified"
