@@ -29,8 +29,7 @@ WORD_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint1
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Wide = npt.NDArray[np.uint64]
 
-_PIECE = BLOCK  # words of at most 2 bytes that are worked on at once: widened, half of a core's second cache
-_PAIR_PIECE = 1 << 15  # words of 4 bytes: these, X >> 32 and the weights
+_PIECE = BLOCK  # words that are worked on at once, at most; with weights and buffer no more than a core's second cache
 _LONG_RUN = 1 << 13  # from here on a run is worth calls of its own
 _SHORT_RUN = 16  # below, picking weights one by one is faster than copying rows of them
 
@@ -54,7 +53,7 @@ class HostBox:
         while len(words):
             number, within = divmod(self.num_done, length)
             num_runs = 0 if within or length >= _LONG_RUN else min(len(words) // length, _PIECE // length)
-            if num_runs:
+            if num_runs > 1:
                 taken = num_runs * length
                 self._sum += self._whole_runs(words[:taken].reshape(num_runs, length), number=number)
             else:
@@ -120,11 +119,10 @@ class Runs:
 
 def consecutive(words: Words, *, first: int) -> int:
     """Sum over words whose global indices are first, first + 1, ..."""
-    piece = _PAIR_PIECE if words.itemsize == 4 else _PIECE
     total = at = 0
     while at < len(words):
         row, column = divmod(first + at, BLOCK)
-        length = min(len(words) - at, BLOCK - column, piece)
+        length = min(len(words) - at, BLOCK - column)
         total += _row_weight(row) * _within_row(words[at : at + length].reshape(1, length), column=column, step=0)
         at += length
     return total & MASK
@@ -149,14 +147,14 @@ def _spaced(runs: Words, *, first: int, step: int) -> int:
 def _within_row(runs: Words, *, column: int, step: int) -> int:
     """Sum, without the row's weight, over runs that start at `column`, `column + step`, ... of one row."""
     num_runs, length = runs.shape
-    if runs.itemsize == 4 and not (column % 2 or step % 2 or length % 2 or runs.ctypes.data % 8):
-        return _pairs(runs.view(np.uint64), pair=column // 2, step=step // 2)
-    if runs.itemsize == 4 and num_runs == 1 and length > 2 and (runs.ctypes.data + 4 * (column % 2)) % 8 == 0:
+    if runs.itemsize == 4 and length > 2:
         odd = column % 2
         even = odd + (length - odd) // 2 * 2
-        ends = [*range(odd), *range(even, length)]
-        singles = sum(int(runs[0, i]) * int(_columns()[column + i]) for i in ends)
-        return singles + _within_row(runs[:, odd:even], column=column + odd, step=0)
+        pairs = runs[:, odd:even].view(np.uint64)
+        if pairs.flags.aligned and (num_runs == 1 or not (odd or step % 2 or even < length)):
+            ends = (*range(odd), *range(even, length))
+            singles = sum(int(runs[0, i]) * int(_columns()[column + i]) for i in ends)
+            return singles + _pairs(pairs, pair=(column + odd) // 2, step=step // 2)
     wide = _scratch()[0][: runs.size].reshape(runs.shape)
     np.copyto(wide, runs)
     np.multiply(wide, _strided(_columns(), column, shape=runs.shape, step=step), out=wide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -117,6 +118,7 @@ def test_swapped_values_and_rows_are_seen() -> None:
         value[i, i], value[j, j] = tensor[j, j], tensor[i, i]
         assert tensor_digest(value) != before
     assert tensor_digest(tensor.t().contiguous()) != before
+    assert tensor_digest(tensor.view(-1)[torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(0))]) != before
 
 
 def test_nan_payloads_and_negative_zero_count_as_bits() -> None:
@@ -201,6 +203,51 @@ def test_far_rows_have_their_own_weights() -> None:
     expected = combine(reference_digest(row, first_element=first) for row, first in zip(local, firsts, strict=True))
     assert math.prod(shape) > 1 << 40
     assert box_digest(local, global_shape=shape, offsets=offsets) == expected
+
+
+BOXES = {
+    "evenly spaced runs over a block border": ((300, 200), (310, 500), (7, 101)),
+    "evenly spaced runs of odd length": ((300, 151), (310, 501), (7, 101)),
+    "whole dims inside": ((4, 25, 31, 10), (9, 25, 31, 33), (3, 0, 0, 6)),
+    "runs in two nested rows": ((40, 15, 50), (40, 30, 100), (0, 9, 34)),
+    "runs of a few words": ((70, 40, 3), (90, 40, 29), (11, 0, 26)),
+    "long runs": ((3, 9001), (5, 30_011), (1, 12_345)),
+    "one run": ((1, 77_777), (5, 100_003), (3, 9)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str)
+@pytest.mark.parametrize("kind", BOXES)
+def test_boxes_equal_the_definition(dtype: torch.dtype, kind: str) -> None:
+    sizes, shape, offsets = BOXES[kind]
+    box = random_bits(dtype, sizes)
+    outer = list(itertools.product(*(range(size) for size in sizes[:-1])))
+    firsts = [global_index((*at, 0), shape=shape, offsets=offsets) for at in outer]
+    expected = combine(reference_digest(box[at], first_element=first) for at, first in zip(outer, firsts, strict=True))
+    assert box_digest(box, global_shape=shape, offsets=offsets) == expected
+
+
+def global_index(at: tuple[int, ...], *, shape: tuple[int, ...], offsets: tuple[int, ...]) -> int:
+    index = 0
+    for position, size, offset in zip(at, shape, offsets, strict=True):
+        index = index * size + position + offset
+    return index
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 65_533])
+@pytest.mark.parametrize("skipped", [0, 1, 2, 3])
+def test_neither_the_address_nor_the_parity_of_an_index_matters(dtype: torch.dtype, first: int, skipped: int) -> None:
+    words = random_bits(dtype, (70_003,))[skipped:]
+    expected = reference_digest(words, first_element=first)
+    assert box_digest(words, global_shape=(200_000,), offsets=(first,)) == expected
+
+
+def test_threads_do_not_meet() -> None:
+    tensors = [random_bits(torch.float32, (300_000,), seed=seed) for seed in range(4)]
+    expected = [tensor_digest(tensor) for tensor in tensors] * 8
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert list(pool.map(tensor_digest, tensors * 8)) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.complex64], ids=str)
