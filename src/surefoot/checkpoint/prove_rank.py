@@ -25,8 +25,9 @@ from surefoot.checkpoint.dcp import dcp_errors
 from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from surefoot.checkpoint.metadata import stored_in
 from surefoot.checkpoint.planner import StrictLoadPlanner
+from surefoot.checkpoint.readback import check_file, check_listing
 from surefoot.checkpoint.reader import Reader
-from surefoot.checkpoint.verify import check_contents, check_file, check_listing, check_tensors, extras_of, verified_metadata
+from surefoot.checkpoint.verify import check_contents, check_tensors, extras_of, verified_metadata
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import CheckpointError, Incomplete
 from surefoot.core.records import Manifest, ManifestTensor, Problem
