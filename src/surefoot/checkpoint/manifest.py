@@ -15,7 +15,9 @@ from surefoot.core.hashing import sha256_json
 from surefoot.core.records import Manifest, ManifestFile, ManifestTensor
 from surefoot.core.strict_json import canonical, loads, plain
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""1 does not say who wrote a file."""
 MANIFEST_NAME = "manifest.json"
 EXTRAS_NAME = "extras.json"
 METADATA_NAME = ".metadata"
@@ -72,8 +74,8 @@ def parse_manifest(raw: bytes, *, where: str) -> Manifest:
         raise Corrupt(f"not valid JSON: {error}", where=where, hint=hint) from error
     if not isinstance(found, dict) or canonical(found) != raw or found.get("hash") != sha256_json(_unhashed(found)):
         raise Corrupt("the content does not match its own hash", where=where, hint=hint)
-    if found["format_version"] != FORMAT_VERSION:
-        raise Incompatible(f"format version {found['format_version']}, this surefoot reads {FORMAT_VERSION}", where=where)
+    if (version := found.get("format_version")) not in READABLE_VERSIONS:
+        raise Incompatible(f"format version {version}, this surefoot reads {' and '.join(map(str, READABLE_VERSIONS))}", where=where)
     try:
         return manifest_from_json(found)
     except (KeyError, TypeError) as error:

@@ -59,7 +59,8 @@ class SlotState(IntEnum):
 class SlotHeader:
     """Whose bytes these are. `index_bytes` is 0 until staged, `image_xxh3_128` and `host` empty until committed, `error` until failed.
 
-    `told` are the parts of the error (what, where, hint, values). `read_back` is "verified" or "damaged" once storage was asked. `serial` grows with every claim of the slot: whoever reads the image while a rank may claim it compares it before and after.
+    `told` are the parts of the error (what, where, hint, values). `read_back` is "verified" or "damaged" once storage was asked. `serial`
+    grows with every claim of the slot: whoever reads the image while a rank may claim it compares it before and after.
     """
 
     run: str
