@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy
 import torch
 from torch import nn
 
+from surefoot.core.version import __version__
 from surefoot.tensors.world import World
 
 
 def describe_environment(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> dict[str, object]:
     """The facts of this process that may change a bit of the result, read off the live objects. Equal on all ranks of a sane job."""
     facts: dict[str, object] = {
+        "surefoot": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
@@ -33,6 +36,7 @@ def describe_environment(model: nn.Module, optimizer: torch.optim.Optimizer, wor
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # unannotated in torch
         facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]  # as above
+        facts["driver"] = _driver()
         facts["allow_tf32"] = torch.backends.cuda.matmul.allow_tf32
     return facts
 
@@ -40,6 +44,14 @@ def describe_environment(model: nn.Module, optimizer: torch.optim.Optimizer, wor
 def changed_facts(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, list[object]]:
     """{fact: [before, now]} for what differs; a fact that only one side knows counts."""
     return {name: [before.get(name), now.get(name)] for name in sorted({*before, *now}) if before.get(name) != now.get(name)}
+
+
+def _driver() -> str | None:
+    """Of the NVIDIA kernel module, as it says itself."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
 
 
 def _kernel(optimizer: torch.optim.Optimizer) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.core.clock import Clock
 from surefoot.core.errors import SurefootError
@@ -46,6 +46,15 @@ class Recorder:
     def entries(self) -> list[LedgerEntry]:
         """The ledger so far; empty on other ranks."""
         return read_ledger(self._ledger.path) if self._ledger else []
+
+    def rows(self, steps: range) -> list[dict[str, Any]]:
+        """What the metrics store holds about these steps, of whichever attempt; empty on other ranks."""
+        if self._metrics is None:
+            return []
+        from surefoot.observe.metrics import read_steps
+
+        rows: list[dict[str, Any]] = read_steps(self._run_dir, steps=steps).to_pylist()
+        return rows
 
     def ledger(self, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> None:
         """Append one line about the present step and attempt. Raises SurefootError when it cannot be made durable."""

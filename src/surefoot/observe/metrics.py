@@ -137,16 +137,16 @@ class MetricsWriter:
         self._num_bytes = offset
 
 
-def read_steps(run_dir: Path, *, newest: int | None = None) -> pa.Table:
+def read_steps(run_dir: Path, *, newest: int | None = None, steps: range | None = None) -> pa.Table:
     """All rows, sorted by (generation, attempt, step), each once. Safe while others write and compact; torn or damaged ends are left out.
 
-    With `newest`, at least so many of the newest rows, read from as few files as hold them.
+    With `newest`, at least so many of the newest rows, read from as few files as hold them. With `steps`, the rows of these steps alone.
     """
     folder = run_dir / "metrics"
     for _ in range(_READ_TRIES):
         with suppress(FileNotFoundError):  # Compacted away while we read: its rows are in a Parquet file by now.
-            return _unique(_read_files(folder, newest=newest))
-    return _unique(_read_files(folder, newest=newest))
+            return _unique(_read_files(folder, newest=newest, steps=steps))
+    return _unique(_read_files(folder, newest=newest, steps=steps))
 
 
 def compact(run_dir: Path) -> Path | None:
@@ -186,7 +186,7 @@ def _publish(table: pa.Table, target: Path) -> None:
     fsync_dir(target.parent)
 
 
-def _read_files(folder: Path, *, newest: int | None) -> list[pa.Table]:
+def _read_files(folder: Path, *, newest: int | None, steps: range | None) -> list[pa.Table]:
     # Segments first: one that vanishes after this is either listed by a Parquet file below or missed by name, and then all is read again.
     segments = _segments(folder)
     covered = _covered(folder)
@@ -194,10 +194,17 @@ def _read_files(folder: Path, *, newest: int | None) -> list[pa.Table]:
     readers += [(path, _read_parquet) for path in reversed(_parquets(folder))]
     tables: list[pa.Table] = []
     for path, read in readers:
-        tables.append(read(path))
+        tables.append(_of_steps(read(path), steps))
         if newest is not None and sum(table.num_rows for table in tables) >= newest:
             break
     return tables
+
+
+def _of_steps(table: pa.Table, steps: range | None) -> pa.Table:
+    if steps is None:
+        return table
+    step = np.asarray(table.column("step"))
+    return table.filter(pa.array((step >= steps.start) & (step < steps.stop)))
 
 
 def _read_segment(path: Path) -> pa.Table:

@@ -1,0 +1,183 @@
+"""Which recorded steps a checkpoint must be able to repeat: pure functions over the ledger and the rows of the metrics store.
+
+An attempt's rows count for a checkpoint when both went on from one state: the attempt passed through the checkpoint, or both descend from
+the last checkpoint that they have in common. Rows of an attempt whose own replay differed do not count, nor rows past the point from which
+somebody went back on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.core.events import Event
+from surefoot.core.records import CheckpointRef, LedgerEntry
+from surefoot.guard.replay import Difference, Figures, Mode, Recorded
+
+COLUMNS = ("step", "attempt", "loss", "grad_norm", "next_sample", "num_live_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an attempt ran under: `surroundings` decide bits, `identity` (config, code, data) decides what is computed at all."""
+
+    surroundings: Mapping[str, object]
+    identity: Mapping[str, object]
+
+
+def facts_of(fields: Mapping[str, Any]) -> Facts:
+    """From what `attempt.started` and manifests say under the same names."""
+    topology = {name: size for name, size in (fields.get("topology") or {}).items() if name != "world_size"}  # the environment has it
+    identity = {**(fields.get("config_hashes") or {}), "data_hash": fields.get("data_hash", "")}
+    return Facts({**(fields.get("environment") or {}), **topology}, identity)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    number: int
+    base: str | None
+    step: int
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The attempts of a run, its commits, and what was decided about replays."""
+
+    attempts: Mapping[int, Attempt]
+    refs: Sequence[CheckpointRef]
+    struck: frozenset[int]
+    departures: Sequence[tuple[int, int]]
+    unsteady: Sequence[int]
+    differences: tuple[Difference, ...]
+
+
+def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef]) -> History:
+    """`differences` are those since a replay was last verified; `unsteady` are attempts on machines that did not repeat their own bits."""
+    attempts: dict[int, Attempt] = {}
+    struck: set[int] = set()
+    departures: list[tuple[int, int]] = []
+    unsteady: list[int] = []
+    differences: list[Difference] = []
+    for entry in entries:
+        fields = entry.fields
+        if entry.event == Event.ATTEMPT_STARTED:
+            attempts[entry.attempt] = _attempt(entry)
+            if fields.get("asked_by"):
+                departures.append((entry.attempt, entry.step))
+        elif entry.event == Event.RUN_ROLLED_BACK:
+            departures.append((entry.attempt, entry.step))
+        elif entry.event == Event.REPLAY_DIFFERED:
+            struck.add(entry.attempt)
+            differences.append(difference_of(entry))
+        elif entry.event == Event.REPLAY_VERIFIED:
+            struck.discard(entry.attempt)
+            outvoted = fields.get("outvoted")
+            if isinstance(outvoted, int):
+                struck.add(outvoted)
+            if entry.rule == "not-reproduced":
+                unsteady.append(entry.attempt)
+            differences = []
+    return History(attempts, refs, frozenset(struck), departures, unsteady, tuple(differences))
+
+
+def recorded_after(
+    checkpoint: CheckpointRef, *, history: History, rows: Iterable[Mapping[str, Any]], now: Facts, max_steps: int
+) -> tuple[Recorded, ...]:
+    """The steps after `checkpoint` that were recorded without a gap, at most `max_steps`: of each the best to compare with.
+
+    Best is what may be asked for the most, and of those the oldest: a younger attempt may have been killed before its own replay was over.
+    """
+    modes = {number: _mode(attempt, checkpoint, history, now) for number, attempt in history.attempts.items()}
+    found: dict[int, Recorded] = {}
+    for row in rows:
+        step, attempt = int(row["step"]), int(row["attempt"])
+        mode = modes.get(attempt)
+        if mode is None or any(attempt < later and step > back_at for later, back_at in history.departures):
+            continue
+        made = Recorded(Figures(**{name: row[name] for name in COLUMNS if name != "attempt"}), attempt, mode)
+        if step not in found or _rank(made) < _rank(found[step]):
+            found[step] = made
+    following: list[Recorded] = []
+    while len(following) < max_steps and (recorded := found.get(checkpoint.step + len(following) + 1)):
+        if following and recorded.mode == Mode.SHOWN != following[0].mode:
+            break  # what follows was computed under another config: no part of what can be verified
+        following.append(recorded)
+    return tuple(following)
+
+
+def difference_of(entry: LedgerEntry) -> Difference:
+    """From its ledger entry; what `difference_fields` wrote."""
+    fields = entry.fields
+    relative = fields.get("relative")
+    return Difference(
+        checkpoint=str(fields.get("checkpoint", "")),
+        step=entry.step,
+        what=str(fields.get("what", "")),
+        reason=entry.reason,
+        within=bool(fields.get("within")),
+        relative=float(relative) if isinstance(relative, int | float) else float("inf"),
+        seen=str(fields.get("seen", "")),
+    )
+
+
+def difference_fields(difference: Difference) -> dict[str, object]:
+    """For the ledger, which keeps the step and the reason itself."""
+    return {
+        "checkpoint": difference.checkpoint,
+        "what": difference.what,
+        "within": difference.within,
+        "relative": difference.relative,
+        "seen": difference.seen,
+    }
+
+
+def _attempt(entry: LedgerEntry) -> Attempt:
+    base = entry.fields.get("checkpoint")
+    return Attempt(entry.attempt, base if isinstance(base, str) else None, entry.step, facts_of(entry.fields))
+
+
+def _rank(recorded: Recorded) -> tuple[int, int]:
+    return list(Mode).index(recorded.mode), recorded.attempt
+
+
+def _mode(attempt: Attempt, checkpoint: CheckpointRef, history: History, now: Facts) -> Mode | None:
+    """What may be asked of this attempt's rows after `checkpoint`; None where they say nothing about it."""
+    if attempt.number in history.struck:
+        return None
+    line = _chain(checkpoint.id, history.refs)
+    path = _chain(attempt.base, history.refs) if attempt.base else []
+    path += [ref.id for ref in history.refs if ref.attempt == attempt.number and ref.id not in path]
+    common = next((index for index in range(len(line) - 1, -1, -1) if line[index] in path), None)
+    if common is None:
+        if not (_began_fresh(line, history.refs) and _began_fresh(path, history.refs)):
+            return None
+        apart = {*line, *path}
+    else:
+        apart = {*line[common + 1 :], *path[path.index(line[common]) + 1 :]}
+    involved = {attempt.number, *(ref.attempt for ref in history.refs if ref.id in apart)}
+    ran_under = [history.attempts[number].facts for number in involved if number in history.attempts]
+    if len(ran_under) < len(involved) or any(facts.identity != now.identity for facts in ran_under):
+        return Mode.SHOWN
+    if any(facts.surroundings != now.surroundings for facts in ran_under):
+        return Mode.TOLERANCE
+    steady = all(
+        history.attempts[number].facts.surroundings != now.surroundings for number in history.unsteady if number in history.attempts
+    )
+    return Mode.BITS if steady else Mode.TOLERANCE
+
+
+def _chain(checkpoint: str | None, refs: Sequence[CheckpointRef]) -> list[str]:
+    """From the first known ancestor to `checkpoint`, by parents."""
+    by_id = {ref.id: ref for ref in refs}
+    chain: list[str] = []
+    while checkpoint is not None and checkpoint not in chain:
+        chain.append(checkpoint)
+        checkpoint = by_id[checkpoint].parent if checkpoint in by_id else None
+    return chain[::-1]
+
+
+def _began_fresh(chain: Sequence[str], refs: Sequence[CheckpointRef]) -> bool:
+    """Whether its first checkpoint was made by an attempt that started at step 0 here: an import was made by none."""
+    return not chain or any(ref.id == chain[0] and ref.parent is None and ref.attempt > 0 for ref in refs)
