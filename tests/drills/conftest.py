@@ -72,14 +72,16 @@ class AgentUnderDrill:
 
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderDrill]]:
-    """start_agent(num_steps=60, step_s=0.01, warm_s=0, faults={...}, launch={...}, observe={...}, num_ranks=2, entry=..., warm=...,
-    stdout=..., stderr=...)."""
+    """start_agent(num_steps=60, step_s=0.01, warm_s=0, faults={...}, launch={...}, observe={...}, checkpoint={...},
+    aides=[{...}], num_ranks=2, entry=..., warm=..., stdout=..., stderr=...)."""
     started: list[AgentUnderDrill] = []
 
     def start(
         *,
         launch: dict[str, Any] | None = None,
         observe: dict[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
+        aides: tuple[dict[str, Any], ...] = (),
         num_ranks: int = 2,
         entry: str = "toy_rank:main",
         warm: tuple[str, ...] = ("toy_warm",),
@@ -90,6 +92,7 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderDrill]]:
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         options = {"launch": launch or {}, "observe": observe or {}, "num_ranks": num_ranks, "entry": entry, "warm": warm}
+        options |= {"checkpoint": checkpoint or {}, "aides": aides}
         toy = {"num_steps": 60, "step_s": 0.01, **toy}
         python_path = os.pathsep.join(filter(None, (str(_HERE), os.environ.get("PYTHONPATH", ""))))
         with (run_dir / "agent.log").open("ab") as log:

@@ -7,12 +7,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import SurefootError
-from surefoot.core.sections import LaunchSection, ObserveSection, RunConfig
+from surefoot.core.sections import CheckpointSection, LaunchSection, ObserveSection, RunConfig
 from surefoot.launch.agent import Agent
+from surefoot.launch.aide import AideSpec
 from surefoot.launch.logs import logging_aside
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
@@ -26,7 +28,11 @@ def main() -> int:
     lock = RunLock.acquire(run_dir, job="drill", clock=clock, lease_s=launch.lease_s)
     try:
         agent = Agent(
-            RunConfig(launch=launch, observe=ObserveSection(status_interval_s=0.1, **options["observe"])),
+            RunConfig(
+                launch=launch,
+                observe=ObserveSection(status_interval_s=0.1, **options["observe"]),
+                checkpoint=CheckpointSection(**options["checkpoint"]),
+            ),
             run_dir=run_dir,
             num_ranks=options["num_ranks"],
             entry=options["entry"],
@@ -36,6 +42,7 @@ def main() -> int:
             first_generation=fold_counters(read_ledger(ledger.path)).generation + 1,
             clock=clock,
             console=lambda line: _write(f"{line}\n".encode()),
+            aides=[_aide(run_dir, **aide) for aide in options["aides"]],
         )
         with logging_aside():
             return agent.run()
@@ -44,6 +51,11 @@ def main() -> int:
         return error.exit_code
     finally:
         lock.release()
+
+
+def _aide(run_dir: Path, *, behaviour: str, end_limit_s: float = 20.0, **facts: Any) -> AideSpec:
+    argv = (sys.executable, str(Path(__file__).with_name("toy_aide.py")), behaviour, "--run-dir", str(run_dir))
+    return AideSpec("toy", argv, end_limit_s=end_limit_s, **facts)
 
 
 def _write(data: bytes) -> None:

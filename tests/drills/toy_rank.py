@@ -3,6 +3,7 @@
 `TOY` in the environment is JSON: {num_steps, step_s, warm_s, faults: {"<generation>": {"<rank>": "<fault>"}}}. Faults: `exit:<code>`,
 `complain:<code>` (with an error file), `raise`, `segfault`, `stuck` (before the first step), `deaf` (does not leave), `slow-start`, `loud`,
 `worker` (starts a process that ends only when it is killed, and writes its pid to `worker_<rank>`), `endless` (done, but never ends).
+With `slots` true it adds a byte to each slot that it was handed, and says how large they are and how many descriptors it has.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def main() -> int:
     saved = run_dir / "saved"
     step = int(saved.read_text()) if saved.exists() else 0
     print(f"generation {generation} goes on from step {step}", flush=True)
+    if TOY.get("slots"):
+        add_to_slots(run_dir, rank, generation)
     while step < TOY["num_steps"]:
         slot.beat(phase=Phase.STEP, step=step, restored=True)
         if board.leave_requested and fault != "deaf":
@@ -54,6 +57,19 @@ def main() -> int:
     if fault == "endless":
         time.sleep(1000)
     return 0
+
+
+def add_to_slots(run_dir: Path, rank: int, generation: int) -> None:
+    slots = [(owner, number, int(os.environ[name])) for owner, number, name in json.loads(os.environ["SUREFOOT_SLOTS"])]
+    for owner, _, fd in slots:
+        if owner == rank:
+            os.pwrite(fd, b"x", os.fstat(fd).st_size)
+    facts = {
+        "own": [[number, os.fstat(fd).st_size] for owner, number, fd in slots if owner == rank],
+        "num_slots": len(slots),
+        "num_fds": len(os.listdir("/proc/self/fd")),
+    }
+    (run_dir / f"slots_g{generation}_{rank}.json").write_text(json.dumps(facts))
 
 
 def start_worker(run_dir: Path, rank: int) -> None:
