@@ -75,6 +75,7 @@ def test_list_has_the_keys_that_others_build_on(a_run: Run, capsys: pytest.Captu
     assert row == {
         "id": "s10-a1", "step": 10, "attempt": 1, "lineage": "current", "rung": "committed", "suspect": False, "tiers": ["disk"],
         "state_digest": manifest.state_digest, "bytes": size, "path": "run/checkpoints/s10-a1",
+        "read_back": False, "damaged": False,
     }  # fmt: skip
     assert Path(row["path"]).is_dir()
 
@@ -106,6 +107,54 @@ def test_list_survives_a_manifest_that_cannot_be_read(a_run: Run, capsys: pytest
     (a_run.folder / "checkpoints" / "s10-a1" / "manifest.json").write_text("{")
     (row,) = _json(capsys, "list", "run")[1]["checkpoints"]
     assert (row["id"], row["step"], row["lineage"]) == ("s10-a1", 10, "abandoned")
+
+
+def test_list_tells_what_others_found(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, parent in ((10, None), (20, "s10-a1"), (30, "s20-a1")):
+        a_run.commit(f"s{step}-a1", step=step, parent=parent)
+    a_run.tell(Event.CHECKPOINT_VERIFIED, {"id": "s10-a1", "host": "n1", "by": "uploader"})
+    a_run.tell(Event.CHECKPOINT_PROVEN, {"id": "s10-a1", "host": "n2", "world_size": 3})
+    a_run.tell(Event.CHECKPOINT_DAMAGED, {"id": "s20-a1", "problems": [{"kind": "wrong-checksum", "file": "__0_0.distcp", "detail": "x"}]})
+    a_run.tell(Event.CHECKPOINT_COPIED, {"id": "s10-a1", "tier": "s3://b/p"})
+    rows = _json(capsys, "list", "run", "--shards")[1]["checkpoints"]
+    assert [(row["rung"], row["read_back"], row["damaged"], row["tiers"]) for row in rows] == [
+        ("proven", True, False, ["disk", "s3://b/p"]),
+        ("committed", False, True, ["disk"]),
+        ("committed", False, False, ["disk"]),
+    ]
+    assert {(shard["verdict"], shard["verifier"], shard["verified_on"], shard["look"]) for shard in rows[0]["shards"]} == {
+        ("ok", "test", "n2", "proven")
+    }
+    assert {shard["file"]: shard["verdict"] for shard in rows[1]["shards"]} == {
+        ".metadata": "unknown",
+        "__0_0.distcp": "damaged",
+        "extras.json": "unknown",
+    }
+    assert run(["checkpoint", "list", "run", "--shards"]) == 0
+    printed = capsys.readouterr().out
+    assert "damaged  written" in printed
+    assert "nobody looked yet" in printed
+
+
+def test_list_marks_what_a_window_got_into_and_names_a_way_back(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, parent in ((10, None), (20, "s10-a1"), (30, "s20-a1"), (40, "s30-a1")):
+        a_run.commit(f"s{step}-a1", step=step, parent=parent)
+    a_run.tell(Event.CHECKPOINT_PROVEN, {"id": "s10-a1", "host": "n2", "world_size": 3})
+    _, answer = _json(capsys, "list", "run", "--window", "25:33")
+    assert [row["contaminated"] for row in answer["checkpoints"]] == [False, False, True, True]
+    window = answer["window"]
+    assert (window["first_step"], window["last_step"], window["affected"]) == (25, 33, ["s30-a1", "s40-a1"])
+    assert (window["newest_clean"]["id"], window["newest_clean"]["cost_steps"]) == ("s20-a1", 20)
+    assert (window["choice"]["id"], window["choice"]["cost_steps"]) == ("s10-a1", 30)
+    assert run(["checkpoint", "list", "run", "--window", "25:33"]) == 0
+    assert "go back to s10-a1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("window", ["25", "9:3", "0:3", "a:b"])
+@pytest.mark.usefixtures("a_run")
+def test_a_window_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str], window: str) -> None:
+    exit_code, answer = _json(capsys, "list", "run", "--window", window)
+    assert (exit_code, answer["error"]["where"]) == (2, "--window")
 
 
 def test_verify_of_a_folder_and_of_a_run(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
