@@ -6,11 +6,9 @@ import io
 import math
 import pickle
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
 from surefoot.checkpoint.state import dtype_name
@@ -60,6 +58,13 @@ def tensor_metadata(metadata: Metadata, key: str) -> TensorStorageMetadata:
 
 def chunk_index(key: str, chunk: ChunkStorageMetadata) -> MetadataIndex:
     return MetadataIndex(key, chunk.offsets)
+
+
+def part_at(entry: TensorStorageMetadata, index: MetadataIndex) -> ChunkStorageMetadata:
+    """The part of a tensor that a read asks for."""
+    if index.index is not None and index.index < len(entry.chunks) and entry.chunks[index.index].offsets == index.offset:
+        return entry.chunks[index.index]
+    return next(chunk for chunk in entry.chunks if chunk.offsets == index.offset)
 
 
 def stored_in(metadata: Metadata, key: str) -> set[str]:
@@ -118,19 +123,3 @@ def _check_tensor(metadata: Metadata, expected: ManifestTensor, sizes: Mapping[s
         if info is not None and not 0 <= info.offset <= info.offset + info.length <= sizes.get(info.relative_path, -1):
             problems.append(Problem(kind="hole", tensor=key, file=info.relative_path, detail="its bytes lie outside of the file"))
     return problems
-
-
-def read_chunk(folder: Path, info: _StorageInfo) -> torch.Tensor:
-    """Local. One stored part as a CPU tensor, by torch's own weights-only reader. Raises Corrupt."""
-    try:
-        with (folder / info.relative_path).open("rb") as file:
-            file.seek(info.offset)
-            tensor = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
-    except Exception as error:  # the bytes are foreign: whatever they make the reader raise is the finding
-        raise Corrupt(
-            f"unreadable at {info.offset}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            where=info.relative_path,
-        ) from error
-    if not isinstance(tensor, torch.Tensor):
-        raise Corrupt(f"{type(tensor).__name__} at {info.offset}, not a tensor", where=info.relative_path)
-    return tensor

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+import xxhash
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.tensor import DTensor
 
+from surefoot.checkpoint.choosing import (
+    Places,
+    agree_shared,
+    agree_wanted,
+    choose_local,
+    choose_shared,
+    find_manifest,
+    share_listings,
+)
 from surefoot.checkpoint.dcp import dcp_errors
-from surefoot.checkpoint.manifest import RNG_PREFIX, read_manifest, rng_key
-from surefoot.checkpoint.metadata import stored_in
+from surefoot.checkpoint.manifest import EXTRAS_NAME, METADATA_NAME, RNG_PREFIX, rng_key
+from surefoot.checkpoint.metadata import chunk_index, stored_in, tensor_metadata
+from surefoot.checkpoint.parts import memory_of
 from surefoot.checkpoint.planner import StrictLoadPlanner
 from surefoot.checkpoint.reader import Reader
 from surefoot.checkpoint.rng import restore_rng
+from surefoot.checkpoint.sources import FileSource, FolderSource, ProvenParts
 from surefoot.checkpoint.state import LiveState, compare_inventory
-from surefoot.checkpoint.verify import (
-    check_contents,
-    check_file,
-    check_listing,
-    check_tensors,
-    extras_of,
-    raise_first,
-    verified_metadata,
-)
+from surefoot.checkpoint.verify import check_contents, checked_metadata, parse_extras, raise_first
 from surefoot.core.errors import CheckpointError, Corrupt, SurefootError
 from surefoot.core.records import Manifest, Problem
 from surefoot.tensors.digest import as_hex, combine, local_box, tensor_digest
@@ -41,65 +48,129 @@ _GARBAGE = "the live state is garbage now: load another checkpoint or leave"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load brought back. `notes` are sentences about what was not: a rank without a stored random stream keeps its keyed one."""
+    """What a load brought back. `notes` are sentences about what was not: a rank without a stored random stream keeps its keyed one.
+
+    `sources` says where the bytes of each file came from, by the names of the sources; "disk,memory" where ranks took different ones.
+    `problems` is the damage that was found and gone around.
+    """
 
     manifest: Manifest
     extras: Mapping[str, Any]
     rng_restored: bool
     notes: tuple[str, ...]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """What is known of the checkpoint before a live tensor is touched."""
+
     manifest: Manifest
     metadata: Metadata
     extras: Mapping[str, Any]
+    places: Places
 
 
-def load(path: Path, *, state: LiveState, world: World, expected_state_digest: str | None = None) -> Loaded:
+def load(
+    path: Path, *, state: LiveState, world: World, expected_state_digest: str | None = None, sources: Sequence[FileSource] = ()
+) -> Loaded:
     """Collective over the save group. Load the checkpoint folder `path` into the live tensors of `state`, collected with `for_load`.
 
-    `expected_state_digest` is what the ledger says. All ranks raise the same kind: Corrupt, Incomplete or Incompatible, naming file and
-    tensor. The hint says whether the live state is as before or garbage; garbage must be loaded over or left. Random streams come back on
-    ranks that had one at the save; `Loaded.notes` tells of the others.
+    `expected_state_digest` is what the ledger says. `sources` are asked before the folder, file by file: memory of this host, other copies
+    of the folder; but for memory they are the same on all ranks. All ranks raise the same kind: Corrupt, Incomplete or Incompatible,
+    naming file and tensor. The hint says whether the live state is as before or garbage; garbage must be loaded over or left. Random
+    streams come back on ranks that had one at the save; `Loaded.notes` tells of the others.
     """
-    found = _agreed(world, lambda: _verify_before(path, state, world=world, expected_state_digest=expected_state_digest), hint=_UNTOUCHED)
-    if len(set(gather_json(world, found.manifest.hash))) > 1:
+    with FolderSource(path) as own:
+        listed = any(isinstance(source, FolderSource) and source.folder == path for source in sources)
+        every_source = [*sources, *([] if listed else [own])]
+        return _load(path, every_source, state=state, world=world, expected_state_digest=expected_state_digest)
+
+
+def threads_per_rank(world: World) -> int:
+    """How many cores this rank may keep busy while all ranks of its host load."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+
+
+def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world: World, expected_state_digest: str | None) -> Loaded:
+    num_threads = threads_per_rank(world)
+    folders = [source for source in sources if isinstance(source, FolderSource)]
+    manifest, problems = _agreed(world, lambda: find_manifest(path, folders, expected_state_digest=expected_state_digest), hint=_UNTOUCHED)
+    if len(set(gather_json(world, manifest.hash))) > 1:
         raise Corrupt("ranks read different manifests", where=str(path), hint=_UNTOUCHED)
-    stored_rng = {tensor.key: tensor.shape for tensor in found.manifest.tensors if tensor.key.startswith(RNG_PREFIX)}
-    own_rng = {key: torch.empty(stored_rng[key], dtype=torch.uint8) for key in [rng_key(world.rank)] if key in stored_rng}
+    listings = share_listings(folders, manifest, world=world)
+    places = Places(path, sources, listings)
+    found = _agreed(world, lambda: _look(manifest, state, places=places), hint=_UNTOUCHED)
+    own_rng = {tensor.key: torch.empty(tensor.shape, dtype=torch.uint8) for tensor in manifest.tensors if tensor.key == rng_key(world.rank)}
     tensors = {**state.tensors, **own_rng}
-    _read(path, tensors, found=found, world=world)
-    parts = _agreed(world, lambda: _loaded_parts(tensors, found.manifest), hint=_GARBAGE)
-    _compare_digests(gather_json(world, parts), path=path, found=found)
+    needed = {name for key, tensor in tensors.items() for name in _files_of(found.metadata, key, tensor)}
+
+    local, damaged, wanted = choose_local(places, manifest, needed=needed, num_threads=num_threads)
+    asked = agree_wanted(world, wanted)
+    share = _agreed(
+        world,
+        lambda: choose_shared(places, manifest, found.metadata, wanted=asked, world=world, num_threads=num_threads),
+        hint=_UNTOUCHED,
+    )
+    shared, gone_around = agree_shared(places, world, share)
+    chosen = {**shared, **local}
+
+    _read(path, tensors, found=found, chosen=chosen, world=world, num_threads=num_threads)
+    parts = _agreed(world, lambda: _loaded_parts(tensors, found, chosen, num_threads=num_threads), hint=_GARBAGE)
+    told = gather_json(world, {"parts": parts, "sources": {name: chosen[name].name for name in sorted(needed)}})
+    _compare_digests([rank["parts"] for rank in told], path=path, found=found)
     state.put_back_scalars()
     _agreed(world, lambda: _restore_streams(own_rng, world), hint=_GARBAGE)
-    return Loaded(found.manifest, found.extras, bool(own_rng), _notes(len(stored_rng), world))
+    return Loaded(
+        manifest=manifest,
+        extras=found.extras,
+        rng_restored=bool(own_rng),
+        notes=_notes(sum(tensor.key.startswith(RNG_PREFIX) for tensor in manifest.tensors), world),
+        sources=_merged([rank["sources"] for rank in told]),
+        problems=(*problems, *damaged, *gone_around),
+    )
 
 
-def _verify_before(path: Path, state: LiveState, *, world: World, expected_state_digest: str | None) -> _Found:
-    """Local, files shared out among ranks. Everything that can be known without touching a live tensor."""
-    manifest = read_manifest(path)
-    if expected_state_digest is not None and manifest.state_digest != expected_state_digest:
-        raise Corrupt(f"state_digest {manifest.state_digest}, the ledger says {expected_state_digest}", where=str(path))
-    stored = [tensor for tensor in manifest.tensors if not tensor.key.startswith(RNG_PREFIX)]
-    raise_first([*check_contents(manifest), *(check_listing(path, manifest) if world.leads else ())], where=path)
-    raise_first(compare_inventory(state, stored), where=path)
-    metadata = verified_metadata(path, manifest)
-    extras = extras_of(path, manifest)
-    for file in manifest.files[world.rank :: world.size]:
-        if problem := check_file(path, file):
-            hit = [tensor for tensor in manifest.tensors if file.name in stored_in(metadata, tensor.key)]
-            raise_first([problem, *check_tensors(path, metadata, hit)], where=path)
-    return _Found(manifest, metadata, extras)
+def _look(manifest: Manifest, state: LiveState, *, places: Places) -> _Found:
+    """Local. What manifest, lists and small files say: everything that can be known without reading a tensor."""
+    raise_first(check_contents(manifest), where=places.path)
+    if len(places.sources) == 1:  # else another source may stand in for what is missing here
+        raise_first(places.listings[str(places.path)], where=places.path)
+    raise_first(compare_inventory(state, [t for t in manifest.tensors if not t.key.startswith(RNG_PREFIX)]), where=places.path)
+    metadata = checked_metadata(places.read_small(manifest, METADATA_NAME), manifest, where=places.path)
+    return _Found(manifest, metadata, parse_extras(places.read_small(manifest, EXTRAS_NAME), where=places.path), places)
 
 
-def _read(path: Path, tensors: dict[str, torch.Tensor], *, found: _Found, world: World) -> None:
+def _files_of(metadata: Metadata, key: str, tensor: torch.Tensor) -> set[str]:
+    """Local. The files that hold something of this rank's box of the tensor."""
+    sizes, offsets = local_box(tensor)
+    chunks = tensor_metadata(metadata, key).chunks
+    return {metadata.storage_data[chunk_index(key, chunk)].relative_path for chunk in chunks if _overlaps(chunk, sizes, offsets)}
+
+
+def _overlaps(chunk: ChunkStorageMetadata, sizes: Sequence[int], offsets: Sequence[int]) -> bool:
+    boxes = zip(chunk.offsets, chunk.sizes, offsets, sizes, strict=True)
+    return all(max(start, other) < min(start + size, other + more) for start, size, other, more in boxes)
+
+
+def _read(
+    path: Path,
+    tensors: dict[str, torch.Tensor],
+    *,
+    found: _Found,
+    chosen: Mapping[str, FileSource],
+    world: World,
+    num_threads: int,
+) -> None:
+    files = {file.name: file for file in found.manifest.files if file.name in chosen}
+    reader = Reader(path, metadata=found.metadata, files=files, sources=chosen, num_threads=num_threads)
     try:
         with dcp_errors(world, what=f"loading {found.manifest.id}"):
             dcp_load(
                 tensors,
-                storage_reader=Reader(path, metadata=found.metadata),
+                storage_reader=reader,
                 planner=StrictLoadPlanner(may_be_left=lambda key: key.startswith(RNG_PREFIX)),
                 process_group=world.save_group,
                 no_dist=world.save_group is None,
@@ -108,17 +179,42 @@ def _read(path: Path, tensors: dict[str, torch.Tensor], *, found: _Found, world:
         raise _with_hint(error, _GARBAGE) from error
 
 
-def _loaded_parts(tensors: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, list[Any]]:
+def _loaded_parts(
+    tensors: Mapping[str, torch.Tensor], found: _Found, chosen: Mapping[str, FileSource], *, num_threads: int
+) -> dict[str, list[Any]]:
     """Local. [offsets, sizes, digest] of this rank's box of each tensor; empty boxes and whole tensors that are right are left out."""
-    digests = {tensor.key: tensor.digest for tensor in manifest.tensors}
-    parts: dict[str, list[Any]] = {}
-    for key, tensor in tensors.items():
+    digests = {tensor.key: tensor.digest for tensor in found.manifest.tensors}
+
+    def part(key: str) -> list[Any] | None:
+        tensor = tensors[key]
         sizes, offsets = local_box(tensor)
-        digest = as_hex(tensor_digest(tensor))
+        digest = _proven_digest(key, tensor, found, chosen) or as_hex(tensor_digest(tensor))
         is_right = sizes == tuple(tensor.shape) and digest == digests[key]
-        if math.prod(sizes) and not is_right:
-            parts[key] = [offsets, sizes, digest]
-    return parts
+        return None if is_right or not math.prod(sizes) else [offsets, sizes, digest]
+
+    largest_first = sorted(tensors, key=lambda key: -tensors[key].numel())
+    with ThreadPoolExecutor(num_threads) as pool:
+        parts = dict(zip(largest_first, pool.map(part, largest_first), strict=True))
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+def _proven_digest(key: str, tensor: torch.Tensor, found: _Found, chosen: Mapping[str, FileSource]) -> str | None:
+    """Local. The digest from before the save, when the source knows what the run's own bytes were and the loaded ones are the same.
+
+    A checksum of bytes in one piece costs a seventh of a digest; it needs the box to be exactly one stored part.
+    """
+    sizes, offsets = local_box(tensor)
+    index = chunk_index(key, ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if index not in found.metadata.storage_data or local.device.type != "cpu" or not local.is_contiguous():
+        return None
+    name = found.metadata.storage_data[index].relative_path
+    file = next(file for file in found.manifest.files if file.name == name)
+    source = chosen[name]
+    known = source.part(file, key=key, offsets=offsets) if isinstance(source, ProvenParts) else None
+    if known is None or xxhash.xxh3_128_hexdigest(memory_of(local)) != known[0]:
+        return None
+    return known[1]
 
 
 def _compare_digests(parts_of_ranks: Sequence[Mapping[str, Any]], *, path: Path, found: _Found) -> None:
@@ -138,6 +234,14 @@ def _compare_digests(parts_of_ranks: Sequence[Mapping[str, Any]], *, path: Path,
         raise_first(problems, where=path)
     except CheckpointError as error:
         raise _with_hint(error, _GARBAGE) from None
+
+
+def _merged(sources_of_ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    names: dict[str, set[str]] = {}
+    for sources in sources_of_ranks:
+        for file, name in sources.items():
+            names.setdefault(file, set()).add(name)
+    return {file: ",".join(sorted(names[file])) for file in sorted(names)}
 
 
 def _restore_streams(own_rng: Mapping[str, torch.Tensor], world: World) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -175,10 +174,9 @@ def read_all(file: ManifestFile, source: FileSource) -> bytes:
     return bytes(raw)
 
 
-def choose_all(files: Sequence[ManifestFile], sources: Sequence[FileSource], *, num_threads: int = 1) -> dict[str, Choice]:
-    """`choose` for each of `files`, several at once."""
-    with ThreadPoolExecutor(max(1, num_threads)) as pool:
-        return dict(zip((file.name for file in files), pool.map(lambda file: choose(file, sources), files), strict=True))
+def is_shared(source: FileSource) -> bool:
+    """Whether all ranks see the same bytes there, so that one of them may look for all. Memory is of one host."""
+    return not isinstance(source, SlotSource)
 
 
 def _parts_of(slot: Slot) -> dict[tuple[str, tuple[int, ...]], tuple[str, str]]:

@@ -14,14 +14,17 @@ from surefoot.checkpoint.manifest import (
     METADATA_NAME,
     RNG_PREFIX,
     checksum_bytes,
-    checksum_file,
     read_manifest,
     rng_key,
 )
-from surefoot.checkpoint.metadata import check_metadata, chunk_index, parse_metadata, read_chunk, stored_in, tensor_metadata
+from surefoot.checkpoint.metadata import check_metadata, chunk_index, parse_metadata, stored_in, tensor_metadata
+from surefoot.checkpoint.parts import PartReader
+from surefoot.checkpoint.readback import check_file, check_listing
+from surefoot.checkpoint.reader import listed
+from surefoot.checkpoint.sources import FolderSource
 from surefoot.checkpoint.state import dtype_name
 from surefoot.core.errors import CheckpointError, Corrupt, Incompatible, Incomplete
-from surefoot.core.records import Manifest, ManifestFile, ManifestTensor, Problem
+from surefoot.core.records import Manifest, ManifestTensor, Problem
 from surefoot.core.strict_json import loads
 from surefoot.tensors.digest import as_hex, box_digest, combine, state_digest
 
@@ -76,35 +79,12 @@ def check_contents(manifest: Manifest) -> list[Problem]:
     return problems
 
 
-def check_listing(path: Path, manifest: Manifest) -> list[Problem]:
-    """Names and sizes of the files: nothing missing, nothing more."""
-    present = {entry.name: entry.stat().st_size if entry.is_file() else -1 for entry in path.iterdir()}
-    expected = {file.name: file.num_bytes for file in manifest.files}
-    problems = []
-    for name in sorted(expected.keys() | present.keys() - {MANIFEST_NAME}):
-        if name not in present:
-            problems.append(Problem(kind="missing-file", file=name, detail=f"{expected[name]} bytes were written"))
-        elif name not in expected:
-            problems.append(Problem(kind="extra-file", file=name, detail="the manifest does not know it"))
-        elif present[name] != expected[name]:
-            problems.append(Problem(kind="wrong-size", file=name, detail=f"{present[name]} bytes, {expected[name]} were written"))
-    return problems
-
-
-def check_file(path: Path, file: ManifestFile) -> Problem | None:
-    """Whether the bytes are those that were written."""
-    try:
-        found = checksum_file(path / file.name)
-    except OSError as error:
-        return Problem(kind="unreadable", file=file.name, detail=str(error))
-    if found != file.xxh3_128:
-        return Problem(kind="wrong-checksum", file=file.name, detail=f"xxh3_128 {found}, written {file.xxh3_128}")
-    return None
-
-
 def check_tensors(path: Path, metadata: Metadata, tensors: Iterable[ManifestTensor]) -> list[Problem]:
     """Read each tensor back part by part and compare its digest."""
-    return [problem for tensor in tensors if (problem := _check_tensor(path, metadata, tensor))]
+    files = listed(path, metadata)
+    with FolderSource(path) as folder:
+        parts = PartReader(files, dict.fromkeys(files, folder))
+        return [problem for tensor in tensors if (problem := _check_tensor(metadata, tensor, parts))]
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -114,9 +94,13 @@ def read_metadata(path: Path) -> Metadata:
 
 def verified_metadata(path: Path, manifest: Manifest) -> Metadata:
     """`.metadata` whose bytes match the manifest, and which describes exactly its tensors. Raises CheckpointError."""
-    raw = verified_bytes(path, manifest, METADATA_NAME)
-    metadata = parse_metadata(raw, where=str(path / METADATA_NAME))
-    raise_first(check_metadata(metadata, tensors=manifest.tensors, files=manifest.files), where=path)
+    return checked_metadata(verified_bytes(path, manifest, METADATA_NAME), manifest, where=path)
+
+
+def checked_metadata(raw: bytes, manifest: Manifest, *, where: Path) -> Metadata:
+    """The bytes of `.metadata`, which must describe exactly the tensors of the manifest. Raises CheckpointError."""
+    metadata = parse_metadata(raw, where=str(where / METADATA_NAME))
+    raise_first(check_metadata(metadata, tensors=manifest.tensors, files=manifest.files), where=where)
     return metadata
 
 
@@ -142,27 +126,36 @@ def raise_first(problems: Sequence[Problem], *, where: Path) -> None:
 
 def extras_of(path: Path, manifest: Manifest) -> dict[str, object]:
     """The JSON state beside the tensors, verified. Raises Corrupt."""
-    extras = loads(verified_bytes(path, manifest, EXTRAS_NAME))
+    return parse_extras(verified_bytes(path, manifest, EXTRAS_NAME), where=path)
+
+
+def parse_extras(raw: bytes, *, where: Path) -> dict[str, object]:
+    """The JSON state beside the tensors. Raises Corrupt."""
+    try:
+        extras = loads(raw)
+    except ValueError as error:
+        raise Corrupt(f"not valid JSON: {error}", where=str(where / EXTRAS_NAME)) from error
     if not isinstance(extras, dict):
-        raise Corrupt("no JSON object", where=str(path / EXTRAS_NAME))
+        raise Corrupt("no JSON object", where=str(where / EXTRAS_NAME))
     return extras
 
 
-def _check_tensor(path: Path, metadata: Metadata, tensor: ManifestTensor) -> Problem | None:
+def _check_tensor(metadata: Metadata, tensor: ManifestTensor, parts: PartReader) -> Problem | None:
     entry = tensor_metadata(metadata, tensor.key)
-    parts = []
-    files = ",".join(sorted(stored_in(metadata, tensor.key)))
+    digests = []
     for chunk in entry.chunks:
         info = metadata.storage_data[chunk_index(tensor.key, chunk)]
         try:
-            local = read_chunk(path, info)
-        except Corrupt as error:
-            return Problem(kind="unreadable", file=info.relative_path, tensor=tensor.key, detail=error.what)
+            local = parts.read_whole(parts.part(info))
+        except (CheckpointError, OSError) as error:
+            detail = f"at byte {info.offset}: {error.what if isinstance(error, CheckpointError) else error}"
+            return Problem(kind="unreadable", file=info.relative_path, tensor=tensor.key, detail=detail)
         if dtype_name(local.dtype) != tensor.dtype or local.shape != chunk.sizes:
             detail = f"stored part is {dtype_name(local.dtype)} {tuple(local.shape)}, expected {tensor.dtype} {tuple(chunk.sizes)}"
             return Problem(kind="wrong-shape", file=info.relative_path, tensor=tensor.key, detail=detail)
-        parts.append(box_digest(local, global_shape=entry.size, offsets=chunk.offsets))
-    found = as_hex(combine(parts))
+        digests.append(box_digest(local, global_shape=entry.size, offsets=chunk.offsets))
+    found = as_hex(combine(digests))
     if found != tensor.digest:
+        files = ",".join(sorted(stored_in(metadata, tensor.key)))
         return Problem(kind="wrong-digest", file=files, tensor=tensor.key, detail=f"digest {found}, in the run {tensor.digest}")
     return None

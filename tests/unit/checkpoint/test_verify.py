@@ -24,8 +24,11 @@ from surefoot.checkpoint.manifest import (
     read_manifest,
     sealed,
 )
-from surefoot.checkpoint.metadata import check_metadata, parse_metadata
+from surefoot.checkpoint.metadata import check_metadata, chunk_index, parse_metadata, tensor_metadata
+from surefoot.checkpoint.parts import PartReader
+from surefoot.checkpoint.reader import listed
 from surefoot.checkpoint.restore import load
+from surefoot.checkpoint.sources import FolderSource
 from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.verify import read_metadata, verify
 from surefoot.core.errors import CheckpointError, Corrupt
@@ -102,11 +105,12 @@ def test_the_refused_load_names_the_tensor_too(committed: Path, make_training: C
 
 def collect_bytes(path: Path, key: str) -> bytes:
     """The raw bytes of a stored tensor."""
-    from surefoot.checkpoint.metadata import chunk_index, read_chunk, tensor_metadata
-
     metadata = read_metadata(path)
     (chunk,) = tensor_metadata(metadata, key).chunks
-    return read_chunk(path, metadata.storage_data[chunk_index(key, chunk)]).numpy().tobytes()
+    files = listed(path, metadata)
+    with FolderSource(path) as folder:
+        parts = PartReader(files, dict.fromkeys(files, folder))
+        return parts.read_whole(parts.part(metadata.storage_data[chunk_index(key, chunk)])).numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", FILES)
