@@ -6,13 +6,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import xxhash
 
 from surefoot.checkpoint.manifest import MANIFEST_NAME, checksum_file, parse_id, parse_manifest, read_manifest
 from surefoot.checkpoint.object_store import ObjectStore
 from surefoot.checkpoint.remote import RemoteSource, its_manifest, remote_newest
+from surefoot.checkpoint.sources import FileSource
 from surefoot.core.durable import fsync_dir, fsync_file, write_atomic
 from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
 from surefoot.core.records import Manifest, ManifestFile
@@ -20,16 +20,6 @@ from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url
 from surefoot.core.units import show_bytes
 
 _BUFFER_BYTES = 16 << 20
-
-
-class Source(Protocol):
-    """What `assemble` reads from: a remote copy, a keeper, another folder."""
-
-    name: str
-
-    def has(self, file: ManifestFile) -> bool: ...
-
-    def read_into(self, file: ManifestFile, *, offset: int, buffer: memoryview) -> None: ...
 
 
 def fetch_for_resume(url: str, root: Path) -> Path:
@@ -63,7 +53,7 @@ def fetch(store: ObjectStore | str, checkpoint: str, *, into: Path) -> Path:
     return assemble(source.manifest_bytes, [source], into=into)
 
 
-def assemble(manifest_bytes: bytes, sources: Sequence[Source], *, into: Path) -> Path:
+def assemble(manifest_bytes: bytes, sources: Sequence[FileSource], *, into: Path) -> Path:
     """Local. Write the checkpoint of this manifest from `sources`, each file from the first that has its very bytes.
 
     The work is done in a hidden folder that is swept like any unfinished save, and continued by a second call. What is published under this
@@ -138,7 +128,7 @@ def is_whole(path: Path, file: ManifestFile) -> bool:
         return False
 
 
-def _bring(file: ManifestFile, sources: Sequence[Source], *, scratch: Path, beside: Path) -> None:
+def _bring(file: ManifestFile, sources: Sequence[FileSource], *, scratch: Path, beside: Path) -> None:
     if is_whole(scratch / file.name, file):
         return
     if is_whole(beside / file.name, file):
@@ -162,7 +152,7 @@ def _bring(file: ManifestFile, sources: Sequence[Source], *, scratch: Path, besi
     raise Corrupt(f"{file.name} is whole nowhere: {'; '.join(told)}", where=beside.name, hint=hint, file=file.name, kind="wrong-checksum")
 
 
-def _write(path: Path, file: ManifestFile, source: Source) -> str:
+def _write(path: Path, file: ManifestFile, source: FileSource) -> str:
     """Write one file, made durable; the checksum of the bytes that came."""
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, file.num_bytes)))

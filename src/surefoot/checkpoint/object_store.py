@@ -216,7 +216,7 @@ def _backend(url: StoreUrl, patience: Patience) -> Backend:
     except ImportError as error:
         raise ConfigError("the package obstore is not installed", where=str(url), hint='pip install "surefoot[s3]"') from error
     if url.scheme == "file":
-        return LocalStore(url.prefix, mkdir=True)
+        return LocalStore(url.prefix, mkdir=True, automatic_cleanup=True)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
     try:
         return S3Store(

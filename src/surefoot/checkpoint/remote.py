@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 MARKER_FORMAT = 1
 _HASH_CHARS = 16
 _PIECE_BYTES = 1 << 20
+_BLOCK_BYTES = 16 << 20
 _NUM_SENDS = 2  # a flip on the way is an accident, two are not
 _MARKER = re.compile(r"(s\d+-a\d+(?:-r\d+)?)\.json")
 _FOLDER = re.compile(r"(s\d+-a\d+(?:-r\d+)?)\.([0-9a-f]{16})")
@@ -42,7 +44,6 @@ class Marker:
 
     id: str
     manifest_hash: str
-    manifest_bytes: int
     writer: str
 
     @property
@@ -55,7 +56,6 @@ class Marker:
                 "format_version": MARKER_FORMAT,
                 "id": self.id,
                 "manifest_hash": self.manifest_hash,
-                "manifest_bytes": self.manifest_bytes,
                 "writer": self.writer,
             }
         )
@@ -117,7 +117,7 @@ def copy_checkpoint(
     except OSError as error:
         raise _source_problem(folder, str(error)) from error
     manifest = parse_manifest(raw, where=str(folder / MANIFEST_NAME))
-    marker = Marker(manifest.id, manifest.hash, len(raw), writer)
+    marker = Marker(manifest.id, manifest.hash, writer)
     _refuse_other(read_marker(store, manifest.id), marker, store=store)
     present = store.keys(under=marker.folder)
     sent = []
@@ -219,7 +219,7 @@ def read_marker(store: ObjectStore, checkpoint: str) -> Marker | None:
         value = loads(raw)
         if not isinstance(value, dict) or value["format_version"] != MARKER_FORMAT or value["id"] != checkpoint:
             raise ValueError("not the marker of this checkpoint")
-        marker = Marker(checkpoint, str(value["manifest_hash"]), int(value["manifest_bytes"]), str(value["writer"]))
+        marker = Marker(checkpoint, str(value["manifest_hash"]), str(value["writer"]))
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"no marker that can be read: {error!r}", where=where, hint="choose another checkpoint", kind="damaged") from error
     return marker
@@ -269,7 +269,7 @@ def retire_remote(store: ObjectStore, checkpoint: str, *, manifest_hash: str | N
     """
     marker = read_marker(store, checkpoint)
     if marker is not None and manifest_hash is not None and marker.manifest_hash != manifest_hash:
-        return {}
+        return {_marker_key(checkpoint): "it is another checkpoint's by now"}
     gone = marker.manifest_hash if marker else manifest_hash
     if marker is not None and (failed := store.delete_all([_marker_key(checkpoint)])):
         return failed
@@ -288,7 +288,10 @@ def unpublished(store: ObjectStore) -> list[tuple[str, str]]:
 
 
 class RemoteSource:
-    """The files of one published remote checkpoint, for a restore that takes each file from where it is whole."""
+    """The files of one published remote checkpoint, as a FileSource: a restore takes each file from where it is whole.
+
+    Each thread that reads keeps one block, so that reading in small pieces does not ask the store for each of them.
+    """
 
     def __init__(self, store: ObjectStore, checkpoint: str) -> None:
         manifest, self.manifest_bytes = remote_manifest(store, checkpoint)
@@ -297,12 +300,29 @@ class RemoteSource:
         self._store = store
         self._folder = folder_of(checkpoint, manifest_hash=manifest.hash)
         self._files = {(file.name, file.num_bytes, file.xxh3_128) for file in manifest.files}
+        self._kept = threading.local()
 
     def has(self, file: ManifestFile) -> bool:
         return (file.name, file.num_bytes, file.xxh3_128) in self._files
 
     def read_into(self, file: ManifestFile, *, offset: int, buffer: memoryview) -> None:
-        self._store.read_into(f"{self._folder}/{file.name}", offset=offset, buffer=buffer)
+        done = 0
+        while done < len(buffer):
+            number, skip = divmod(offset + done, _BLOCK_BYTES)
+            piece = self._block(file, number)[skip : skip + len(buffer) - done]
+            if not piece:
+                raise Incomplete(f"it ends at byte {offset + done}", where=f"{self.name}/{self._folder}/{file.name}")
+            buffer[done : done + len(piece)] = piece
+            done += len(piece)
+
+    def _block(self, file: ManifestFile, number: int) -> memoryview:
+        if getattr(self._kept, "what", None) != (file.name, number):
+            start = number * _BLOCK_BYTES
+            block = memoryview(bytearray(max(0, min(_BLOCK_BYTES, file.num_bytes - start))))
+            self._store.read_into(f"{self._folder}/{file.name}", offset=start, buffer=block)
+            self._kept.what, self._kept.block = (file.name, number), block
+        kept: memoryview = self._kept.block
+        return kept
 
 
 def _marker_key(checkpoint: str) -> str:
