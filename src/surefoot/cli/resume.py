@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from surefoot.core.clock import SystemClock
+from surefoot.cli.ledgering import tell
 from surefoot.core.errors import ConfigError, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.observe.halts import refuse_halted
-from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
-from surefoot.observe.lineage import fold_counters
+from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 
 
 def resume(
@@ -33,18 +30,7 @@ def resume(
     try:
         refuse_halted(entries)
     except TrainingHalted:
-        counters = fold_counters(entries)
-        Ledger(run / LEDGER_NAME, clock=SystemClock(), by=_user()).append(
-            Event.RUN_RELEASED, generation=counters.generation, attempt=counters.attempt, step=counters.step, reason=cause
-        )
+        tell(run, Event.RUN_RELEASED, reason=cause)
         typer.echo(f"released: `surefoot train {run}` goes on")
         return
     typer.echo("the run is not halted: there is nothing to release")
-
-
-def _user() -> str:
-    """Who says so. A container often runs under a number that no passwd entry names."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # Python 3.13 made it an OSError
-        return f"uid {os.getuid()}"
