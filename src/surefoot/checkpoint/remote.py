@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import xxhash
 
+from surefoot.checkpoint.blocks import Blocks
 from surefoot.checkpoint.manifest import MANIFEST_NAME, checksum_bytes, parse_id, parse_manifest
 from surefoot.checkpoint.object_store import ObjectStore
 from surefoot.core.clock import Clock, SystemClock
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 MARKER_FORMAT = 1
 _HASH_CHARS = 16
 _PIECE_BYTES = 1 << 20
-_BLOCK_BYTES = 16 << 20
 _NUM_SENDS = 2  # a flip on the way is an accident, two are not
 _MARKER = re.compile(r"(s\d+-a\d+(?:-r\d+)?)\.json")
 _FOLDER = re.compile(r"(s\d+-a\d+(?:-r\d+)?)\.([0-9a-f]{16})")
@@ -288,41 +287,24 @@ def unpublished(store: ObjectStore) -> list[tuple[str, str]]:
 
 
 class RemoteSource:
-    """The files of one published remote checkpoint, as a FileSource: a restore takes each file from where it is whole.
-
-    Each thread that reads keeps one block, so that reading in small pieces does not ask the store for each of them.
-    """
+    """The files of one published remote checkpoint, as a FileSource: a restore takes each file from where it is whole."""
 
     def __init__(self, store: ObjectStore, checkpoint: str) -> None:
         manifest, self.manifest_bytes = remote_manifest(store, checkpoint)
         self.name = str(store.url)
         self.manifest = manifest
-        self._store = store
-        self._folder = folder_of(checkpoint, manifest_hash=manifest.hash)
         self._files = {(file.name, file.num_bytes, file.xxh3_128) for file in manifest.files}
-        self._kept = threading.local()
+        folder = folder_of(checkpoint, manifest_hash=manifest.hash)
+        self._blocks = Blocks(
+            lambda file, offset, buffer: store.read_into(f"{folder}/{file.name}", offset=offset, buffer=buffer),
+            name=f"{self.name}/{folder}",
+        )
 
     def has(self, file: ManifestFile) -> bool:
         return (file.name, file.num_bytes, file.xxh3_128) in self._files
 
     def read_into(self, file: ManifestFile, *, offset: int, buffer: memoryview) -> None:
-        done = 0
-        while done < len(buffer):
-            number, skip = divmod(offset + done, _BLOCK_BYTES)
-            piece = self._block(file, number)[skip : skip + len(buffer) - done]
-            if not piece:
-                raise Incomplete(f"it ends at byte {offset + done}", where=f"{self.name}/{self._folder}/{file.name}")
-            buffer[done : done + len(piece)] = piece
-            done += len(piece)
-
-    def _block(self, file: ManifestFile, number: int) -> memoryview:
-        if getattr(self._kept, "what", None) != (file.name, number):
-            start = number * _BLOCK_BYTES
-            block = memoryview(bytearray(max(0, min(_BLOCK_BYTES, file.num_bytes - start))))
-            self._store.read_into(f"{self._folder}/{file.name}", offset=start, buffer=block)
-            self._kept.what, self._kept.block = (file.name, number), block
-        kept: memoryview = self._kept.block
-        return kept
+        self._blocks.read_into(file, offset=offset, buffer=buffer)
 
 
 def _marker_key(checkpoint: str) -> str:
