@@ -23,6 +23,7 @@ OnLost = Callable[[str, Mapping[str, object]], None]
 """Called with the reason and the fields of `aide.lost`."""
 
 _WAIT_S = 0.05
+_ANSWER_S = 2.0  # after the limit it says itself what it could not do; one that is stopped says nothing
 _WANTED_INTERVAL_S = 1.0  # asking costs a look into a folder, and a second more or less means nothing to who works in idle time
 
 
@@ -37,6 +38,7 @@ class _Place:
         self.is_wanted = False
         self.due_s: float | None = 0.0
         self.started_s = 0.0
+        self.is_ending = False
 
 
 class Aides:
@@ -76,6 +78,8 @@ class Aides:
         if ask:
             self._ask_wanted_s = now_s + _WANTED_INTERVAL_S
         for place in self._places:
+            if place.is_ending:
+                continue
             self._reap(place)
             if place.link is None and place.due_s is not None and now_s >= place.due_s and self._is_wanted(place, ask=ask):
                 self._start(place)
@@ -85,11 +89,11 @@ class Aides:
 
         One that is not done within `limit_s` is killed: it must not go on beside ranks that may sweep away what it works on.
         """
-        self._generation = generation
         failures: list[str] = []
         for place in self._places:
             if place.spec.keeps_slots:
-                failures += self._drain(place, watch, limit_s=limit_s)
+                failures += self._drain(place, watch, generation=generation, limit_s=limit_s)
+        self._generation = generation  # whoever dies while it drains is started again for what is drained
         return failures
 
     def dismiss(self, watch: Watch, *, finished: bool, limit_s: float) -> None:
@@ -144,13 +148,13 @@ class Aides:
         fields = {"name": place.spec.name, "exit_code": exit_code, "signal": number, "wait_s": None if place.due_s is None else wait_s}
         self._on_lost(reason, fields)
 
-    def _drain(self, place: _Place, watch: Watch, *, limit_s: float) -> list[str]:
+    def _drain(self, place: _Place, watch: Watch, *, generation: int, limit_s: float) -> list[str]:
         name = place.spec.name
-        deadline_s = self._clock.monotonic_s() + limit_s
+        deadline_s = self._clock.monotonic_s() + limit_s + _ANSWER_S
         if place.due_s is not None:
             place.due_s = 0.0  # a restart of ranks waits for it: now is the time
         asked: AideLink | None = None
-        request = Drain(next(self._numbers), self._generation)
+        request = Drain(next(self._numbers), generation, limit_s)
         while not watch.kill_asked:
             watch.look()  # reaps it and starts it again
             if place.link is None and place.due_s is None:
@@ -192,12 +196,11 @@ class Aides:
         if link is None:
             return
         link.kill()
+        place.is_ending = True  # nobody takes its place while this looks after other things
         deadline_s = self._clock.monotonic_s() + self._limits.kill_limit_s
-        while link.end() is None:
-            if self._clock.monotonic_s() >= deadline_s:
-                logger.warning(
-                    "the %s (pid %d) hangs in the kernel %g s after SIGKILL", place.spec.name, link.pid, self._limits.kill_limit_s
-                )
-                return
+        while link.end() is None and self._clock.monotonic_s() < deadline_s:
             watch.look()
             self._clock.sleep(_WAIT_S / 5)
+        place.is_ending = False
+        if link.end() is None:
+            logger.warning("the %s (pid %d) hangs in the kernel %g s after SIGKILL", place.spec.name, link.pid, self._limits.kill_limit_s)

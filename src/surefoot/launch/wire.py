@@ -4,7 +4,7 @@ agent -> nursery    start   {generation, ranks: [{rank, env, fds, out_path, err_
 nursery -> agent    ready   {pid, import_s}                          once, after the warm imports
                     started {generation, pids}                       + one pidfd per rank, in the order of the request
                     exited  {generation, rank, pid, exit_code, signal, mono_s}
-agent -> aide       drain   {number, generation}                     finish what dead ranks left behind; work for `generation` from then on
+agent -> aide       drain   {number, generation, limit_s}            finish what dead ranks left behind; work for `generation` from then on
 aide -> agent       drained {number, failures}                       the answer; what could not be finished, in words
 
 SOCK_SEQPACKET keeps message bounds and gives an empty read when the other side is gone. A pidfd is opened by the parent of the rank before
@@ -77,6 +77,7 @@ class RankExit:
 class Drain:
     number: int
     generation: int
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
