@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -21,34 +17,32 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor import empty as empty_dtensor
 
+from surefoot.checkpoint.clean import begin_clean, end_clean, leave_result
 from surefoot.checkpoint.dcp import dcp_errors
-from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from surefoot.checkpoint.manifest import MANIFEST_NAME, parse_id, read_manifest
 from surefoot.checkpoint.metadata import stored_in
 from surefoot.checkpoint.planner import StrictLoadPlanner
 from surefoot.checkpoint.readback import check_file, check_listing
 from surefoot.checkpoint.reader import Reader
 from surefoot.checkpoint.verify import check_contents, check_tensors, extras_of, verified_metadata
-from surefoot.core.durable import write_atomic
 from surefoot.core.errors import CheckpointError, Incomplete
 from surefoot.core.records import Manifest, ManifestTensor, Problem
-from surefoot.core.strict_json import dumps
 from surefoot.tensors.digest import as_hex, combine, local_box, tensor_digest
 from surefoot.tensors.world import World, gather_json, join_world, single_world
 
 
 def main() -> None:
-    """Collective over the ranks of the proof. Rank 0 leaves `problems.json` in the job's folder."""
-    job = json.loads(sys.argv[1])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Collective over the ranks of the proof."""
+    job = begin_clean()
     torch.set_num_threads(1)
     world = _join(job)
     problems = load_and_compare(
         Path(job["path"]), world=world, dim=job["dim"], budget_bytes=job["budget_bytes"], expected_state_digest=job["expected"]
     )
     if world.leads:
-        write_atomic(Path(job["folder"]) / "problems.json", dumps([asdict(problem) for problem in problems]), durable=False)
+        leave_result(job, problems)
     gather_json(world, "done")  # nobody ends while a peer still talks to it
-    os._exit(0)  # torch 2.13 may deadlock while it takes a gloo group apart
+    end_clean()
 
 
 def load_and_compare(path: Path, *, world: World, dim: int, budget_bytes: int, expected_state_digest: str | None = None) -> list[Problem]:
@@ -95,6 +89,8 @@ def _look(path: Path, manifest: Manifest, *, world: World, expected_state_digest
         if expected_state_digest not in (None, manifest.state_digest):
             detail = f"state_digest {manifest.state_digest}, the ledger says {expected_state_digest}"
             problems.append(Problem(kind="bad-manifest", file=MANIFEST_NAME, detail=detail))
+        if parse_id(path.name) and path.name != manifest.id:
+            problems.append(Problem(kind="bad-manifest", file=MANIFEST_NAME, detail=f"it is that of {manifest.id}"))
     missing = {problem.file for problem in problems}
     for file in manifest.files[world.rank :: world.size]:
         if file.name not in missing and (problem := check_file(path, file)):
@@ -164,11 +160,6 @@ def _join(job: Mapping[str, Any]) -> World:
     limit = timedelta(seconds=job["limit_s"])
     dist.init_process_group("gloo", store=store, rank=job["rank"], world_size=job["world_size"], timeout=limit)
     return join_world(device=torch.device("cpu"), collective_limit_s=job["limit_s"])
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":
