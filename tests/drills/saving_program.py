@@ -1,0 +1,116 @@
+"""A small loop that saves every second step, in a fresh process per command: `test_save_crash_points.py` kills it at every call.
+
+A command is a line of JSON on stdin: {"run_dir", "num_steps", "leave_in", "stop_before"}. The answer is a line with the pid, and when that
+process has ended, a line with its wait status. Torch is imported once; each process is a fork of this one, so a run costs a fraction of a
+second. With `leave_in` it asks itself to leave in that step, with `stop_before` it stops itself before that step and goes on when it gets
+SIGCONT. Output goes to <run_dir>.out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.core.errors import SurefootError
+from surefoot.core.sections import CheckpointSection, RunConfig, RunSection, ScheduleSection, TrainSection
+from surefoot.guard import Guard
+
+_ANY_TRACER = (0x59616D61, -1)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY: where Yama lets only ancestors look
+
+
+class Points:
+    def __init__(self) -> None:
+        self.next_sample = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self.next_sample += 4
+        return torch.randn(4, 16, generator=torch.Generator().manual_seed(self.next_sample))
+
+    def cursor(self) -> Mapping[str, Any]:
+        return {"next_sample": self.next_sample}
+
+    def seek(self, cursor: Mapping[str, Any]) -> None:
+        self.next_sample = cursor["next_sample"]
+
+
+def config_of(command: Mapping[str, Any]) -> RunConfig:
+    return RunConfig(
+        run=RunSection(name="crash", dir=command["run_dir"]),
+        train=TrainSection(num_steps=command["num_steps"]),
+        schedule=ScheduleSection(kind="constant"),
+        checkpoint=CheckpointSection(interval_steps=2, keep_last=2, milestone_steps=0, **command.get("checkpoint", {})),
+    )
+
+
+def run(command: Mapping[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 128), nn.BatchNorm1d(128), nn.Linear(128, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    points = Points()
+    with Guard(config_of(command), model=model, optimizer=optimizer, data=points) as guard:
+        guard.restore()
+        while guard.begin():
+            if guard.step + 1 == command.get("stop_before"):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if guard.step + 1 == command.get("leave_in"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            loss = model(next(points)).square().sum()
+            loss.backward()
+            if guard.judge(loss, 4).proceeds:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(guard.clip_scale)
+                optimizer.step()
+                guard.applied()
+            optimizer.zero_grad()
+            guard.finish()
+
+
+def run_forked(command: Mapping[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    exit_code = 1
+    try:
+        ctypes.CDLL(None).prctl(*_ANY_TRACER, 0, 0, 0)
+        output = os.open(f"{command['run_dir']}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        run(command)
+        exit_code = 0
+    except SystemExit as error:
+        exit_code = int(error.code or 0)
+    except SurefootError as error:
+        print(f"ended: {error}", file=sys.stderr)
+        exit_code = error.exit_code
+    except BaseException:  # the end of a process: whatever it was must be read by the test
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        pid = run_forked(json.loads(line))
+        print(pid, flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(status, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""A real loop that saves, stopped or refused by the kernel at each system call of its saves, one after the other, under strace.
+
+An undisturbed run is traced first: it lists the calls and says which state belongs to which step. Then the same run meets `kill -9` (or an
+error) at one call, an observer outside notes which checkpoints were published meanwhile, and what is left must be whole, not older than
+what was seen, and end with the bits of the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.checkpoint.inspect import published
+from surefoot.checkpoint.manifest import parse_id
+from surefoot.checkpoint.verify import verify
+from surefoot.core.records import LedgerEntry
+from surefoot.observe.ledger import read_ledger, verify_ledger
+
+PROGRAM = Path(__file__).with_name("saving_program.py")
+NUM_STEPS = 8
+FIRST_TRACED_STEP = 5  # saves at 6 and 8 are traced, those at 2 and 4 were made before
+KINDS = (
+    "openat write pwrite64 writev pwritev pwritev2 sendfile copy_file_range ftruncate fallocate fsync fdatasync sync_file_range "
+    "rename renameat renameat2 link linkat unlink unlinkat mkdir mkdirat rmdir"
+).split()
+_CALL = re.compile(r"(\d+) +(\w+)\((.*)")
+_LIMIT_S = 60.0  # against a hang: everything here takes a second or two
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """The `number`-th call of its kind by one thread since the trace began."""
+
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.number}"
+
+
+class Programs:
+    """The process that forks the program, see there."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, run_dir: Path, **options: Any) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"run_dir": str(run_dir), "num_steps": NUM_STEPS, **options}) + "\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(int(self._answer()))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(_LIMIT_S)
+        self._process.stdout.close()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+@dataclass
+class Observer:
+    """Notes every published checkpoint that it sees, from outside."""
+
+    root: Path
+    seen: set[str] = field(default_factory=set)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Observer:
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.seen.update(published(self.root))
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.003):
+            self.seen.update(published(self.root))
+
+
+@dataclass
+class Undisturbed:
+    base: Path
+    points: list[Point]
+    digests: dict[int, str]
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    started = Programs()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("crash_points")
+    skip_without_strace(folder)
+    base = folder / "base"
+    programs.start(base, leave_in=4)
+    assert programs.end() == 75, told(base)
+    whole = folder / "whole"
+    shutil.copytree(base, whole)
+    assert run_traced(programs, whole) == 0, told(whole)
+    digests = {entry.step: str(entry.fields["state_digest"]) for entry in commits_of(whole)}
+    assert sorted(digests) == [2, 4, 6, 8]
+    return Undisturbed(base, points_of(whole), digests)
+
+
+def skip_without_strace(folder: Path) -> None:
+    """Aloud: a machine without it proves nothing about these calls."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("NOT RUN: no strace on this machine (apt-get install strace): saves were not interrupted at their system calls")
+    tried = subprocess.run([strace, "-o", str(folder / "tried"), "-e", "inject=?mkdir:error=EIO", "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"NOT RUN: strace may not trace here, saves were not interrupted at their system calls: {tried.stderr.strip()}")
+
+
+def run_traced(programs: Programs, run_dir: Path, *, inject: str | None = None) -> int:
+    """The steps from FIRST_TRACED_STEP on under strace; the exit code."""
+    pid = programs.start(run_dir, stop_before=FIRST_TRACED_STEP)
+    wait_until_stopped(pid, run_dir)
+    command = ["strace", "-f", "-y", "-p", str(pid), "-o", str(trace_of(run_dir)), "-e", "trace=" + ",".join(f"?{kind}" for kind in KINDS)]
+    strace = subprocess.Popen(command + (["-e", f"inject={inject}"] if inject else []), stderr=subprocess.PIPE, text=True)
+    assert strace.stderr is not None
+    try:
+        attached = strace.stderr.readline()
+        assert "attached" in attached, attached
+        os.kill(pid, signal.SIGCONT)
+        code = programs.end()
+        strace.communicate(timeout=_LIMIT_S)
+    finally:
+        strace.kill()
+        strace.wait()
+        strace.stderr.close()
+    return code
+
+
+def wait_until_stopped(pid: int, run_dir: Path) -> None:
+    deadline_s = time.monotonic() + _LIMIT_S
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline_s, f"it never came to step {FIRST_TRACED_STEP}\n{told(run_dir)}"
+        time.sleep(0.002)
+    assert stat.exists(), f"it ended before step {FIRST_TRACED_STEP}\n{told(run_dir)}"
+
+
+def points_of(run_dir: Path) -> list[Point]:
+    """Every call that changes the checkpoints or the ledger: of opens those for writing, and none that changed nothing anyway."""
+    counts: Counter[tuple[str, str]] = Counter()
+    points = set()
+    for thread, kind, arguments in calls_of(run_dir):
+        counts[thread, kind] += 1
+        changes = " = -1 " not in arguments and (kind != "openat" or re.search("O_WRONLY|O_RDWR|O_CREAT", arguments))
+        if changes and (f"{run_dir}/checkpoints" in arguments or f"{run_dir}/ledger" in arguments):
+            points.add(Point(kind, counts[thread, kind]))
+    return sorted(points)
+
+
+def calls_of(run_dir: Path) -> list[tuple[str, str, str]]:
+    """(thread, kind, arguments and result) in the order of their beginning."""
+    matches = (_CALL.match(line) for line in trace_of(run_dir).read_text(errors="replace").splitlines())
+    return [(match[1], match[2], match[3]) for match in matches if match]
+
+
+def trace_of(run_dir: Path) -> Path:
+    return run_dir.with_suffix(".trace")
+
+
+def entries_of(run_dir: Path) -> list[LedgerEntry]:
+    return read_ledger(run_dir / "ledger.jsonl")
+
+
+def commits_of(run_dir: Path) -> list[LedgerEntry]:
+    """A commit may be ledgered steps after its state, so `step` is put to that of the state."""
+    commits = [entry for entry in entries_of(run_dir) if entry.event == "checkpoint.committed"]
+    return [dataclasses.replace(entry, step=int(str(entry.fields["step"]))) for entry in commits]
+
+
+def told(run_dir: Path) -> str:
+    return run_dir.with_suffix(".out").read_text(errors="replace")[-3000:]
+
+
+def sample(points: Sequence[Point], *, number: int) -> list[Point]:
+    """So many of them, every kind among them, the same ones every time."""
+    chooser = random.Random(0)
+    of_kinds = [chooser.choice([point for point in points if point.kind == kind]) for kind in sorted({point.kind for point in points})]
+    others = [point for point in points if point not in of_kinds]
+    return sorted(of_kinds + chooser.sample(others, min(max(0, number - len(of_kinds)), len(others))))
+
+
+def check_what_is_left(programs: Programs, run_dir: Path, *, undisturbed: Undisturbed, seen: set[str]) -> None:
+    """All that is published is whole; the run goes on from nothing older than was seen, ends with the same bits and leaves no litter."""
+    root = run_dir / "checkpoints"
+    there = published(root)
+    for name in there:
+        assert verify(root / name) == [], f"{name} is damaged"
+    newest_seen = max(step_of(name) for name in seen)
+    assert max(step_of(name) for name in there) >= newest_seen, f"seen {sorted(seen)}, left {there}"
+    num_before = len(entries_of(run_dir))
+    programs.start(run_dir)
+    assert programs.end() == 0, told(run_dir)
+    entries = entries_of(run_dir)
+    for entry in entries[num_before:]:
+        assert entry.event != "run.resumed" or entry.step >= newest_seen, f"resumed at {entry.step}, but {newest_seen} had been published"
+    for entry in commits_of(run_dir):
+        assert entry.fields["state_digest"] == undisturbed.digests[entry.step], f"other bits at step {entry.step}"
+    finished = [entry for entry in entries if entry.event == "run.finished"]
+    assert finished, told(run_dir)
+    assert all(entry.fields["state_digest"] == undisturbed.digests[NUM_STEPS] for entry in finished)
+    assert verify_ledger(run_dir / "ledger.jsonl").ok
+    assert [path.name for path in root.iterdir() if path.name.startswith(".")] == []
+    assert all(verify(root / name) == [] for name in published(root))
+
+
+def step_of(name: str) -> int:
+    parsed = parse_id(name)
+    assert parsed is not None
+    return parsed[0]
+
+
+def disturb(programs: Programs, folder: Path, *, undisturbed: Undisturbed, point: Point, effect: str) -> str:
+    """One run with `effect` at `point`, and everything that must hold afterwards; where it struck."""
+    run_dir = folder / f"{point.kind}-{point.number}-{effect}"
+    shutil.copytree(undisturbed.base, run_dir)
+    with Observer(run_dir / "checkpoints") as observer:
+        code = run_traced(programs, run_dir, inject=f"{point.kind}:{effect}:when={point.number}")
+    try:
+        if effect == "signal=KILL":
+            assert code in (-signal.SIGKILL, 0), told(run_dir)  # threads may share the calls of a kind out differently
+            struck = " ".join(calls_of(run_dir)[-1][1:])
+        else:
+            struck = next((" ".join(call[1:]) for call in calls_of(run_dir) if "(INJECTED)" in call[2]), "nowhere")
+            check_the_error_was_survived(run_dir, code=code, struck=struck, name=effect.removeprefix("error="))
+        check_what_is_left(programs, run_dir, undisturbed=undisturbed, seen=observer.seen)
+    except AssertionError as error:
+        raise AssertionError(f"{effect} at {point}: {error}") from None
+    shutil.rmtree(run_dir)
+    return struck
+
+
+def check_the_error_was_survived(run_dir: Path, *, code: int, struck: str, name: str) -> None:
+    """One refused call costs nothing but a second try, and is called by its name."""
+    text = os.strerror(getattr(errno, name))
+    if f"{run_dir}/checkpoints" in struck:
+        assert code == 0, f"it gave up after {struck}: {told(run_dir)}"
+    if struck != "nowhere":
+        reasons = [f"{entry.reason} {entry.fields}" for entry in entries_of(run_dir)]
+        assert any(text in told_by for told_by in (told(run_dir), *reasons)), f"nobody says {text!r} after {struck}: {told(run_dir)}"
+
+
+def disturb_all(programs: Programs, folder: Path, *, undisturbed: Undisturbed, points: Sequence[Point], effect: str) -> None:
+    """All of them even when one fails, so that a campaign says everything at once."""
+    struck: Counter[str] = Counter()
+    failures = []
+    for point in points:
+        try:
+            where = disturb(programs, folder, undisturbed=undisturbed, point=point, effect=effect)
+            struck[where.split(" ", 1)[0] if where != "nowhere" else where] += 1
+        except AssertionError as error:
+            failures.append(str(error))
+    print(f"{effect} at {len(points)} of {len(undisturbed.points)} calls of two saves: {dict(sorted(struck.items()))}")
+    assert not failures, f"{len(failures)} of {len(points)}:\n" + "\n\n".join(failures)
+
+
+@pytest.mark.timeout(240)
+def test_killed_at_some_of_all_kinds_of_calls(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    points = sample(undisturbed.points, number=25)
+    disturb_all(programs, tmp_path, undisturbed=undisturbed, points=points, effect="signal=KILL")
+
+
+@pytest.mark.timeout(240)
+def test_refused_once_at_each_kind_of_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    points = sample(undisturbed.points, number=0)
+    disturb_all(programs, tmp_path, undisturbed=undisturbed, points=points, effect="error=ENOSPC")
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("effect", ["signal=KILL", "error=ENOSPC", "error=EDQUOT", "error=EIO"])
+def test_disturbed_at_every_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path, effect: str) -> None:
+    disturb_all(programs, tmp_path, undisturbed=undisturbed, points=undisturbed.points, effect=effect)
