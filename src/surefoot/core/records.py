@@ -311,7 +311,7 @@ class Manifest:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something that verification found. `kind` is one of: missing-file, extra-file, wrong-size, wrong-checksum, bad-manifest,
-    missing-tensor, extra-tensor, wrong-dtype, wrong-shape, hole, wrong-digest, unreadable."""
+    missing-tensor, extra-tensor, wrong-dtype, wrong-shape, hole, wrong-digest, wrong-loss, unreadable."""
 
     kind: str
     file: str = ""
