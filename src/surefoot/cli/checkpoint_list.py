@@ -21,6 +21,7 @@ from surefoot.heal.contamination import Contamination, WayBack, contaminated
 from surefoot.observe.lineage import Lineage, Look
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, require_run
 
+_NO_WRITER = "writer not recorded"  # what is written once per job, and all of format 1
 _WINDOW = re.compile(r"(\d+):(\d+)")
 
 
@@ -153,11 +154,11 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
 
 
 def _shard_line(shard: Mapping[str, Any]) -> str:
-    writer = f"rank {shard['rank']} on {shard['host']}" if shard["rank"] is not None else "once per job"
+    writer = f"written by rank {shard['rank']} on {shard['host']}" if shard["rank"] is not None else _NO_WRITER
     seen = (
         f"{shard['look']} by {shard['verifier']} on {shard['verified_on']} at {shard['time_utc']}" if shard["look"] else "nobody looked yet"
     )
-    return f"  {shard['file']:<20} {show_bytes(shard['bytes']):>10}  {shard['verdict']:<8} written {writer}, {seen}"
+    return f"  {shard['file']:<20} {show_bytes(shard['bytes']):>10}  {shard['verdict']:<8} {writer}, {seen}"
 
 
 def _window_lines(found: Contamination) -> list[str]:
