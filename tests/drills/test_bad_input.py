@@ -40,6 +40,7 @@ eval_num_samples = 2
 kind = "constant"
 warmup_steps = 1
 [checkpoint]
+prove = false
 interval_steps = 2
 [launch]
 threads_per_rank = 1

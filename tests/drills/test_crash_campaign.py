@@ -51,6 +51,7 @@ warmup_steps = 5
 [parallel]
 dp_replicate = 2
 [checkpoint]
+prove = false
 interval_steps = 10
 [observe]
 status_interval_s = 0.1

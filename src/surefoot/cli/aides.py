@@ -6,15 +6,20 @@ import sys
 from pathlib import Path
 
 from surefoot.checkpoint.inspect import published
+from surefoot.cli.mirror import mirror_aides
 from surefoot.core.sections import CheckpointSection
 from surefoot.launch.aide import AideSpec
 
 
 def aides_of(section: CheckpointSection, run_dir: Path) -> list[AideSpec]:
-    """The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory."""
+    """In the order in which they end: what one brings home, the next ones copy and load.
+
+    The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory.
+    """
     aides = []
     if "memory" in section.tiers:
         aides.append(AideSpec("uploader", _argv("uploader", run_dir), end_limit_s=section.upload_limit_s, keeps_slots=True))
+    aides += mirror_aides(section, run_dir=run_dir)
     if section.prove:
         root = run_dir / "checkpoints"
         aides.append(

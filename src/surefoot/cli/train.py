@@ -16,6 +16,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from surefoot.cli.aides import aides_of
 from surefoot.cli.console import say
 from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
@@ -111,6 +112,7 @@ def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> in
             first_generation=fold_counters(opened.entries).generation + 1,
             clock=clock,
             console=say,
+            aides=aides_of(loaded.config.checkpoint, run_dir),
         )
         with logging_aside():
             exit_code = agent.run()

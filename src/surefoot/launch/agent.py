@@ -141,7 +141,7 @@ class Agent:
         """No rank is left by now, so a process that cannot be ended changes nothing about how the run ended."""
         try:
             self._nursery.drop(post.watch)
-            aides.dismiss(post.watch, finished=finished, limit_s=self._time_to_leave_s(post))
+            aides.dismiss(post.watch, finished=finished, left_s=lambda: self._time_to_leave_s(post), say=post.echo.say)
         except SurefootError as error:
             logger.warning("%s", error)
         post.trimmer.close()

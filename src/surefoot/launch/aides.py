@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OnLost = Callable[[str, Mapping[str, object]], None]
 """Called with the reason and the fields of `aide.lost`."""
 
 _WAIT_S = 0.05
+_NOTICED_S = 1.0
 _ANSWER_S = 2.0  # after the limit it says itself what it could not do; one that is stopped says nothing
 _WANTED_INTERVAL_S = 1.0  # asking costs a look into a folder, and a second more or less means nothing to who works in idle time
 
@@ -96,12 +98,15 @@ class Aides:
         self._generation = generation  # whoever dies while it drains is started again for what is drained
         return failures
 
-    def dismiss(self, watch: Watch, *, finished: bool, limit_s: float) -> None:
-        """The run is over: let each finish, one after the other and within its own limit and `limit_s`, then kill. None is left."""
+    def dismiss(self, watch: Watch, *, finished: bool, left_s: Callable[[], float], say: Callable[[str], None]) -> None:
+        """The run is over: let each finish, one after the other and within its own limit, then kill. None is left when this returns.
+
+        `left_s` tells how long whoever asked to leave still waits. A wait that a person would notice is said.
+        """
         for place in self._places:
             if place.spec.only_when_finished and (not finished or watch.asked):
                 continue
-            self._let_finish(place, watch, limit_s=min(limit_s, place.spec.end_limit_s))
+            self._let_finish(place, watch, left_s=left_s, say=say)
         self.kill(watch)
 
     def kill(self, watch: Watch) -> None:
@@ -171,7 +176,8 @@ class Aides:
                 return [f"the {name} was not done within {limit_s:g} s and was killed"]
         return [f"the {name} was given no time: interrupted twice"]
 
-    def _let_finish(self, place: _Place, watch: Watch, *, limit_s: float) -> None:
+    def _let_finish(self, place: _Place, watch: Watch, *, left_s: Callable[[], float], say: Callable[[str], None]) -> None:
+        limit_s = min(left_s(), place.spec.end_limit_s)
         if limit_s <= 0.0:
             return
         if place.link is None and place.due_s is not None and place.spec.wanted():
@@ -179,11 +185,15 @@ class Aides:
         if (link := place.link) is None:
             return
         link.hang_up()
+        say_s = self._clock.monotonic_s() + _NOTICED_S
         deadline_s = self._clock.monotonic_s() + limit_s
         self._leaving = True
-        while (code := link.end()) is None and self._clock.monotonic_s() < deadline_s and not watch.kill_asked:
+        while (code := link.end()) is None and self._clock.monotonic_s() < deadline_s and left_s() > 0.0:
             if place.spec.only_when_finished and watch.asked:
                 return
+            if self._clock.monotonic_s() >= say_s:
+                say_s = math.inf
+                say(f"waiting at most {limit_s:.3g} s for the {place.spec.name} to finish")
             watch.look()
             self._clock.sleep(_WAIT_S)
         if code is not None:
