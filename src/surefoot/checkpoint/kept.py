@@ -114,8 +114,9 @@ class KeptBytes:
         Raises CheckpointError with the numbers (kind "budget") when there is no room, PeerLost for an older generation, and Corrupt at the
         end when the bytes are not those of `xxh3_128`.
         """
-        if len(key) > _MAX_KEY_CHARS:
-            raise CheckpointError(f"a key of {len(key)} characters, at most {_MAX_KEY_CHARS}", where=key[:40], kind="refused")
+        if len(key) > _MAX_KEY_CHARS or num_bytes < 0:
+            what = f"a key of {len(key)} characters (at most {_MAX_KEY_CHARS}) and {num_bytes} bytes"
+            raise CheckpointError(what, where=key[:40], kind="refused")
         with self._lock:
             self._refuse_past(generation)
             self._make_room(num_bytes, key=key)
@@ -141,13 +142,15 @@ class KeptBytes:
         with self._lock:
             self._refuse_past(generation)
             if not files:
-                raise Incomplete("a share without files", where=f"{checkpoint}/{rank}", kind="missing")
+                raise Incomplete("a share without files is none", where=f"{checkpoint}/{rank}", kind="missing")
             for name, xxh3_128 in files.items():
                 kept = self._kept.get(kept_key(checkpoint, rank=rank, name=name))
                 if kept is None or kept.xxh3_128 != xxh3_128:
                     had = kept.xxh3_128 if kept else "nothing"
                     raise Incomplete(f"{had} is kept of {name}, wanted {xxh3_128}", where=f"{checkpoint}/{rank}", kind="missing")
-            share = self._shares[checkpoint, rank]
+            share = self._shares.get((checkpoint, rank))
+            if share is None:
+                raise Incomplete("no checkpoint has such an id", where=f"{checkpoint}/{rank}", kind="missing")
             share.is_complete, share.touched = True, next(self._touches)
             complete = [other for other in self._older(rank, but="") if self._shares[other].is_complete]
             for other in complete[:-KEPT_COMPLETE]:

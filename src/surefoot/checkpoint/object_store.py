@@ -29,6 +29,11 @@ _MAX_PARTS = 9_000  # S3 takes 10,000
 _NUM_PARTS_AT_ONCE = 4
 _FINAL = ("bucket-missing", "credentials", "missing", "conflict", "refused")
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_REFUSALS = (
+    "403 Forbidden",
+    "401 Unauthorized",
+    "http://169.254.",
+)  # a listing hides them; without credentials a cloud's own are asked for
 _MAX_DETAIL_CHARS = 300
 
 
@@ -68,9 +73,9 @@ class ObjectStore:
 
     def check(self) -> None:
         """That the place is there, may be written, and honours conditional writes, on which the commit marker stands."""
+        self.keys(under="")
         key = f".probe-{os.getpid()}-{random.getrandbits(64):016x}"
         try:
-            self.keys(under="")
             self.create(key, b"first")
             if self.create(key, b"second"):
                 raise CheckpointError(
@@ -244,7 +249,7 @@ def _named(error: Exception, *, url: StoreUrl, doing: str) -> CheckpointError:
         return error
     if "NoSuchBucket" in text:
         kind, what, hint = "bucket-missing", f"there is no bucket {url.bucket}", "create it, or mend checkpoint.tiers"
-    elif isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or "169.254." in text:
+    elif isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or any(sign in text for sign in _REFUSALS):
         kind, what = "credentials", f"not allowed: {doing}"
         hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may read, write, list and delete there"
         hint = hint if url.scheme == "s3" else "give this user the right to write there"
