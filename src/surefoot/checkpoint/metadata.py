@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -26,19 +27,34 @@ _ALLOWED = {
 _ALLOWED |= {("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
+_FOREIGN = _ALLOWED | {(f"{_DCP}.metadata", "BytesStorageMetadata")}
+_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"), ("pathlib", "PurePosixPath"), ("pathlib._local", "PurePosixPath")}
+
+
 class _DataOnlyUnpickler(pickle.Unpickler):
     """Knows the plain records of DCP's metadata and nothing that acts."""
 
+    allowed = _ALLOWED
+
     def find_class(self, module_name: str, global_name: str) -> Any:
-        if (module_name, global_name) not in _ALLOWED:
+        if (module_name, global_name) not in self.allowed:
             raise pickle.UnpicklingError(f"{module_name}.{global_name} has no place in checkpoint metadata")
         return super().find_class(module_name, global_name)
 
 
-def parse_metadata(raw: bytes, *, where: str) -> Metadata:
-    """Metadata from the bytes of `.metadata`. Raises Corrupt; never runs code from them."""
+class _ForeignUnpickler(_DataOnlyUnpickler):
+    """Knows as well what stock DCP writes and we do not: pickled objects by name, and the path where it wrote."""
+
+    allowed = _FOREIGN
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        return PurePosixPath if (module_name, global_name) in _PATHS else super().find_class(module_name, global_name)
+
+
+def parse_metadata(raw: bytes, *, where: str, foreign: bool = False) -> Metadata:
+    """Metadata from the bytes of `.metadata`; `foreign`: as stock DCP writes it. Raises Corrupt; never runs code from them."""
     try:
-        metadata = _DataOnlyUnpickler(io.BytesIO(raw)).load()
+        metadata = (_ForeignUnpickler if foreign else _DataOnlyUnpickler)(io.BytesIO(raw)).load()
     except Exception as error:  # the bytes are foreign: whatever they make the unpickler raise is the finding
         raise Corrupt(
             f"cannot be read: {type(error).__name__}: {error}", where=where, hint="restore another checkpoint, or another copy"
@@ -91,19 +107,35 @@ def find_holes(key: str, entry: TensorStorageMetadata, stored: Mapping[MetadataI
     """Regions of the tensor that no stored chunk covers. DCP would leave them as they were in memory, without a word."""
     holes = []
     volume = 0
-    seen: set[tuple[int, ...]] = set()
+    overlapping = _overlapping(entry.chunks)
     for chunk in entry.chunks:
         offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        fits = len(offsets) == len(sizes) == len(entry.size)
         if chunk_index(key, chunk) not in stored:
             holes.append(Problem(kind="hole", tensor=key, detail=f"the part at {offsets} of {sizes} was never written"))
-        elif offsets in seen or any(o < 0 or o + s > g for o, s, g in zip(offsets, sizes, entry.size, strict=True)):
-            holes.append(Problem(kind="hole", tensor=key, detail=f"the part at {offsets} of {sizes} overlaps another or lies outside"))
+        elif not fits or any(o < 0 or s < 0 or o + s > g for o, s, g in zip(offsets, sizes, entry.size, strict=True)):
+            holes.append(Problem(kind="hole", tensor=key, detail=f"the part at {offsets} of {sizes} lies outside"))
+        elif offsets in overlapping:
+            holes.append(Problem(kind="hole", tensor=key, detail=f"the part at {offsets} of {sizes} overlaps another"))
         else:
             volume += math.prod(sizes)
-        seen.add(offsets)
     if not holes and volume != math.prod(entry.size):
         holes.append(Problem(kind="hole", tensor=key, detail=f"{volume} of {math.prod(entry.size)} elements are stored"))
     return holes
+
+
+def _overlapping(chunks: Sequence[ChunkStorageMetadata]) -> set[tuple[int, ...]]:
+    """Offsets of chunks that share an element with another one. In the order of the first dim, a chunk meets only its neighbours."""
+    found: set[tuple[int, ...]] = set()
+    near: list[ChunkStorageMetadata] = []
+    for chunk in sorted((chunk for chunk in chunks if math.prod(chunk.sizes)), key=lambda chunk: tuple(chunk.offsets)):
+        near = [other for other in near if not chunk.offsets or other.offsets[0] + other.sizes[0] > chunk.offsets[0]]
+        for other in near:
+            pairs = zip(chunk.offsets, chunk.sizes, other.offsets, other.sizes, strict=False)
+            if all(max(start, before) < min(start + size, before + more) for start, size, before, more in pairs):
+                found |= {tuple(chunk.offsets), tuple(other.offsets)}
+        near.append(chunk)
+    return found
 
 
 def _check_tensor(metadata: Metadata, expected: ManifestTensor, sizes: Mapping[str, int]) -> list[Problem]:
