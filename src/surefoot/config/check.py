@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -30,11 +30,17 @@ def checked(setting: Setting, value: Any) -> Any:
 @cache
 def _adapter(setting: Setting) -> TypeAdapter[Any]:
     kind: Any = setting.type
-    if setting.low is not None or setting.high is not None:
-        kind = Annotated[kind, Field(ge=setting.low, le=setting.high)]
+    if get_origin(kind) is Union:  # numbers or a word: the bounds are those of the numbers
+        kind = Union[tuple(part if get_origin(part) is Literal else _bounded(part, setting) for part in get_args(kind))]  # noqa: UP007
+    elif setting.low is not None or setting.high is not None:
+        kind = _bounded(kind, setting)
     elif get_origin(kind) is Literal:
         return TypeAdapter(kind)
     return TypeAdapter(kind, config=_STRICT)
+
+
+def _bounded(kind: Any, setting: Setting) -> Any:
+    return Annotated[kind, Field(ge=setting.low, le=setting.high)]
 
 
 def _as_tuples(value: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from surefoot.core.sections import RunConfig
 
@@ -94,6 +94,10 @@ def describe_type(kind: Any) -> str:
 
 def describe_wanted(setting: Setting) -> str:
     """What a setting accepts, bounds and unit included: 'an integer of at least 1 (steps)'."""
+    if get_origin(setting.type) is Union:  # a number with its bounds, or a word
+        number, *others = get_args(setting.type)
+        words_of_others = (describe_type(other).removeprefix("only ") for other in others)
+        return " or ".join((describe_wanted(replace(setting, type=number)), *words_of_others))
     words = describe_type(setting.type)
     if setting.low is not None and setting.high is not None:
         words += f" from {setting.low:g} to {setting.high:g}" if setting.low != setting.high else f": only {setting.low:g}"

@@ -131,8 +131,16 @@ class NumericsSection:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSection:
-    interval_steps: int = setting(500, "save every so many steps; 0 leaves it to interval_s", unit="steps", low=0)
+    interval_steps: int | Literal["auto"] = setting(
+        500, 'save every so many steps; 0 leaves it to interval_s; "auto" is 500 until it has measured', unit="steps", low=0
+    )
     interval_s: float = setting(0.0, "save when the last one began this long ago; 0 is off", unit="s", low=0.0)
+    auto_max_s: float = setting(3600.0, "auto: at most this much work is ever at stake, however rare failures are", unit="s", low=1.0)
+    auto_prior_per_day: float = setting(
+        6.5e-3,
+        "auto: failures per node and day before any was seen here: Meta's research clusters (arXiv 2410.21680); weighs as one failure",
+        low=1e-6,
+    )
     keep_last: int = setting(3, "the newest ones on the lineage that are never retired", low=1)
     milestone_steps: int = setting(10_000, "multiples of this are kept for good; 0 is off", unit="steps", low=0)
     cover_steps: int = setting(

@@ -57,3 +57,12 @@ def test_a_saved_step_is_not_saved_twice() -> None:
 def test_intervals_at_zero_are_off() -> None:
     off = CheckpointSection(interval_steps=0, interval_s=0.0, milestone_steps=0)
     assert reason_to_save(500, signals(clock_s=1e9), off, num_steps=1000, last_saved_step=0) is None
+
+
+@pytest.mark.parametrize(("step", "saves"), [(11, False), (12, True), (30, True)])
+def test_auto_counts_from_the_last_save(step: int, saves: bool) -> None:
+    auto = CheckpointSection(interval_steps="auto", milestone_steps=0)
+    reason = reason_to_save(step, signals(), auto, num_steps=100, last_saved_step=5, auto_steps=7)
+    assert (reason == "every 7 steps, as measured") is saves
+    assert reason_to_save(504, signals(), auto, num_steps=1000, last_saved_step=5) is None  # 500 until it has measured
+    assert reason_to_save(505, signals(), auto, num_steps=1000, last_saved_step=5) is not None
