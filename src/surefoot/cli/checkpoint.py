@@ -10,12 +10,15 @@ import typer
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, as_json, describe, find
 from surefoot.cli.checkpoint_list import list_
+from surefoot.cli.checkpoint_move import branch_, import_
 from surefoot.cli.checkpoint_prove import prove_
 from surefoot.core import strict_json
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, prove, move and export checkpoints.")
 app.command("list")(list_)
 app.command("prove")(prove_)
+app.command("import")(import_)
+app.command("branch")(branch_)
 
 
 @app.command("verify")
