@@ -13,6 +13,7 @@ from surefoot.cli.checkpoint_list import list_
 from surefoot.cli.checkpoint_move import branch_, import_
 from surefoot.cli.checkpoint_prove import prove_
 from surefoot.core import strict_json
+from surefoot.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, prove, move and export checkpoints.")
 app.command("list")(list_)
@@ -45,6 +46,46 @@ def verify_(
     else:
         typer.echo("\n".join(describe(problem) for problem in problems) or f"ok: {found.folder}: {_summary(found.folder)}")
     if problems:
+        raise typer.Exit(1)
+
+
+@app.command("audit")
+def audit_(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint folder, whoever wrote it: stock DCP, safetensors, surefoot.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Look at a checkpoint of any origin without executing anything in it. Exit 1 when something is wrong.
+
+    Stock DCP writes checksums that its own load never reads; here they are compared. What cannot be checked is said.
+
+    Examples: surefoot checkpoint audit other/step-1000 | surefoot checkpoint audit exported --json
+    """
+    from surefoot.checkpoint.audit import audit
+
+    if not path.is_dir():
+        raise ConfigError("no such folder", where=str(path), hint="give the folder that holds .metadata or the .safetensors files")
+    found = audit(path)
+    if json_output:
+        answer = {
+            "schema_version": SCHEMA_VERSION,
+            "ok": not found.problems,
+            "path": str(path),
+            "problems": [as_json(problem) for problem in found.problems],
+            "kind": found.kind,
+            "all_checked": found.num_checked == found.num_parts,
+            "num_files": found.num_files,
+            "num_tensors": found.num_tensors,
+            "num_parts": found.num_parts,
+            "num_checked": found.num_checked,
+            "bytes": found.num_bytes,
+            "unread": list(found.unread),
+            "notes": list(found.notes),
+        }
+        typer.echo(strict_json.dumps(answer))
+    else:
+        unread = [f"not read, because it would execute code: {', '.join(found.unread)}"] if found.unread else []
+        typer.echo("\n".join([*(describe(problem) for problem in found.problems), *unread, *found.notes, f"{path}: {found.summary()}"]))
+    if found.problems:
         raise typer.Exit(1)
 
 
