@@ -53,9 +53,10 @@ def main() -> int:
         lock.release()
 
 
-def _aide(run_dir: Path, *, behaviour: str, end_limit_s: float = 20.0, **facts: Any) -> AideSpec:
-    argv = (sys.executable, str(Path(__file__).with_name("toy_aide.py")), behaviour, "--run-dir", str(run_dir))
-    return AideSpec("toy", argv, end_limit_s=end_limit_s, **facts)
+def _aide(run_dir: Path, *, behaviour: str = "", program: str = "", name: str = "toy", end_limit_s: float = 20.0, **facts: Any) -> AideSpec:
+    """`program`: a module of the product in place of the toy with a `behaviour`."""
+    which = ("-m", program) if program else (str(Path(__file__).with_name("toy_aide.py")), behaviour)
+    return AideSpec(name, (sys.executable, *which, "--run-dir", str(run_dir)), end_limit_s=end_limit_s, **facts)
 
 
 def _write(data: bytes) -> None:
