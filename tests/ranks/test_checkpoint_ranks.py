@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.checkpoint.commit import save
 from surefoot.checkpoint.manifest import read_manifest, rng_key
 from surefoot.checkpoint.restore import load
+from surefoot.checkpoint.slot import Slot
 from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.verify import verify
 from surefoot.core.errors import CheckpointError, PeerLost, SurefootError
@@ -221,12 +222,14 @@ def test_swapped_shards_are_refused_and_both_named(run_ranks: RunRanks, tmp_path
 def save_with_a_failing_rank(*, rank: int, world_size: int, root: Path) -> tuple[str, str]:
     world = _world(world_size)
     model, optimizer = _training("fsdp", world_size=world_size, seed=0)
+    slot = Slot.create(rank=rank, number=0)
+    slot.reserve(1 << 20)  # the limit counts for memory files too
     if rank == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
-    error = _raised(lambda: save(root, _draft(), state=collect(model, optimizer), extras=EXTRAS, world=world))
+    error = _raised(lambda: save(root, _draft(), state=collect(model, optimizer), extras=EXTRAS, world=world, slot=slot))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    save(root, _draft("s10-a1-r1"), state=collect(model, optimizer), extras=EXTRAS, world=world)
+    save(root, _draft("s10-a1-r1"), state=collect(model, optimizer), extras=EXTRAS, world=world, slot=slot)
     return type(error).__name__, str(error)
 
 

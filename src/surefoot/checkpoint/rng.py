@@ -14,9 +14,11 @@ import torch
 from surefoot.core.errors import Corrupt
 from surefoot.core.strict_json import canonical, loads
 
+_PAD_BYTES = 4096
+
 
 def capture_rng(device: torch.device) -> torch.Tensor:
-    """Local. The present state of every stream, as a uint8 CPU tensor."""
+    """Local. The present state of every stream, as a uint8 CPU tensor. Padded with spaces: numbers of other lengths give no other shape."""
     version, words, gauss = random.getstate()
     numpy_name, numpy_words, position, has_gauss, cached = np.random.get_state(legacy=True)
     state = {
@@ -31,7 +33,8 @@ def capture_rng(device: torch.device) -> torch.Tensor:
         "torch": _pack(torch.get_rng_state().numpy().tobytes()),
         "cuda": _pack(torch.cuda.get_rng_state(device).numpy().tobytes()) if device.type == "cuda" else None,
     }
-    return torch.frombuffer(bytearray(canonical(state)), dtype=torch.uint8)
+    raw = canonical(state)
+    return torch.frombuffer(bytearray(raw.ljust(-(-len(raw) // _PAD_BYTES) * _PAD_BYTES)), dtype=torch.uint8)
 
 
 def restore_rng(stored: torch.Tensor, *, device: torch.device) -> None:

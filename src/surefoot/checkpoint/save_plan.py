@@ -27,18 +27,22 @@ from surefoot.core.errors import Incompatible, Incomplete
 from surefoot.tensors.digest import local_box
 from surefoot.tensors.world import World, gather_json
 
+_OVERHEAD_PER_RANK_BYTES = 64 * 1024  # part records, metadata, manifest: generously
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedSave:
     """Who stores what. `image` is this rank's; the rest is equal on all ranks.
 
-    `metadata` are the bytes of `.metadata`; `tensors` all keys with dtype and shape; `stored` per rank the keys of its parts, in order.
+    `metadata` are the bytes of `.metadata`; `tensors` all keys with dtype and shape; `stored` per rank the keys of its parts, in order;
+    `job_bytes` what all ranks write, generously.
     """
 
     image: Image
     metadata: bytes
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     stored: tuple[tuple[str, ...], ...]
+    job_bytes: int
 
 
 class SavePlans:
@@ -53,14 +57,25 @@ class SavePlans:
 
         All ranks raise Incompatible for ranks that disagree about a tensor, Incomplete for a box that nobody holds.
         """
-        parts = [part for key, tensor in tensors.items() if (part := part_of(key, tensor)) is not None]
-        prints = tuple(gather_json(world, _fingerprint(parts)))
+        parts, error = _parts(tensors)
+        told = gather_json(world, [_fingerprint(parts), None if error is None else str(error)])
+        if (refused := next(((rank, text) for rank, (_, text) in enumerate(told) if text is not None), None)) is not None:
+            raise Incompatible(f"{refused[1]} (on rank {refused[0]})", where="the plan of the save") from error
+        prints = tuple(found for found, _ in told)
         if (known := self._plans.pop(prints, None)) is None:
             known = plan_save([[_part_from_json(item) for item in items] for items in gather_json(world, _as_json(parts))], rank=world.rank)
         self._plans[prints] = known
         while len(self._plans) > self._num_kept:
             del self._plans[next(iter(self._plans))]
         return known
+
+
+def _parts(tensors: Mapping[str, torch.Tensor]) -> tuple[list[Part], Exception | None]:
+    """This rank's parts, or why it has none: the others wait for an answer."""
+    try:
+        return [part for key, tensor in tensors.items() if (part := part_of(key, tensor)) is not None], None
+    except (ValueError, TypeError, RuntimeError) as error:
+        return [], error
 
 
 def part_of(key: str, tensor: torch.Tensor) -> Part | None:
@@ -104,6 +119,7 @@ def plan_save(parts_of_ranks: Sequence[Sequence[Part]], *, rank: int) -> Planned
             if (entry := tensor_metadata(metadata, key))
         ),
         stored=tuple(tuple(item.index.fqn for item in plan.items) for plan in final),
+        job_bytes=sum(image.num_bytes + _OVERHEAD_PER_RANK_BYTES for image in images),
     )
 
 

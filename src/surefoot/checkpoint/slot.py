@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from surefoot.core.errors import Corrupt, SurefootError
@@ -155,6 +156,11 @@ class Slot:
 
     # --- by the rank ---
 
+    def reserve(self, image_bytes: int, *, extra_bytes: int = 0) -> None:
+        """Take and touch the memory of a later claim; what the slot holds stays. OSError when the system has none left."""
+        grow(self.fd, PAGE_BYTES + image_bytes + extra_bytes)
+        np.frombuffer(self._map(image_bytes + extra_bytes), dtype=np.uint8)[::PAGE_BYTES].sum()  # leaves the interpreter to others
+
     def claim(self, header: SlotHeader, *, extra_bytes: int = 0) -> memoryview:
         """Begin a save: STAGING, with room for the image, which is returned, and about `extra_bytes` for the index.
 
@@ -260,8 +266,7 @@ class Slot:
             have = os.fstat(self.fd).st_size - PAGE_BYTES
             if have < num_bytes:
                 raise Corrupt(f"{num_bytes} bytes were announced, {have} are there", where=str(self))
-            populate = getattr(mmap, "MAP_POPULATE", 0)
-            self._body_map = mmap.mmap(self.fd, have, flags=mmap.MAP_SHARED | populate, offset=PAGE_BYTES)
+            self._body_map = mmap.mmap(self.fd, have, offset=PAGE_BYTES)
             self._body = memoryview(self._body_map)
         return self._body
 

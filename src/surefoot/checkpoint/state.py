@@ -26,14 +26,15 @@ _WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_m
 class LiveState:
     """References to live tensors by key: writing into them writes into the model and its optimizer.
 
-    `rank_0_only` are buffers that are whole on every rank and may differ (batch statistics): rank 0's are the ones that count, as under
-    DistributedDataParallel, which broadcasts them. `scalars` are optimizer entries that are plain numbers; they stand in `tensors` as 0-d
-    copies and go back by `put_back_scalars`.
+    `buffers` are the keys that a forward may change. `rank_0_only` are buffers that are whole on every rank and may differ (batch
+    statistics): rank 0's are the ones that count, as under DistributedDataParallel, which broadcasts them. `scalars` are optimizer entries
+    that are plain numbers; they stand in `tensors` as 0-d copies and go back by `put_back_scalars`.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     rank_0_only: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
 
     def add(self, key: str, tensor: torch.Tensor) -> None:
         if key in self.tensors:
@@ -44,14 +45,6 @@ class LiveState:
         """Local. Plain numbers of the optimizer, from their loaded 0-d copies."""
         for key, (slots, slot) in self.scalars.items():
             slots[slot] = type(slots[slot])(self.tensors[key].item())
-
-    def num_bytes(self) -> int:
-        """Bytes of the whole state over all ranks, every shard counted once."""
-        return sum(tensor.numel() * tensor.dtype.itemsize for tensor in self.tensors.values())
-
-    def max_parts(self, num_ranks: int) -> int:
-        """At most so many parts are stored: a sharded tensor has one per rank, any other one in all."""
-        return sum(num_ranks if isinstance(tensor, DTensor) else 1 for tensor in self.tensors.values())
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer, *, for_load: bool = False) -> LiveState:
@@ -105,8 +98,10 @@ def _collect_model(model: nn.Module, live: LiveState) -> dict[int, str]:
         if id(tensor) not in names:
             names[id(tensor)] = name
             live.add(f"model.{name}", tensor)
-            if not isinstance(tensor, nn.Parameter | DTensor):
-                live.rank_0_only.add(f"model.{name}")
+            if not isinstance(tensor, nn.Parameter):
+                live.buffers.add(f"model.{name}")
+                if not isinstance(tensor, DTensor):
+                    live.rank_0_only.add(f"model.{name}")
     return names
 
 

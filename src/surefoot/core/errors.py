@@ -7,7 +7,8 @@ SurefootError                1   the unexpected
 ├── CheckpointError          5   a run that cannot restore
 │   ├── Corrupt                  bytes differ from what was written
 │   ├── Incomplete               a file, tensor or item is absent
-│   └── Incompatible             it is whole, but of another shape, dtype or version
+│   ├── Incompatible             it is whole, but of another shape, dtype or version
+│   └── Torn                     live tensors changed while they were copied
 ├── TrainingHalted           6   policy stopped the run; a person must resume it
 ├── Held                     7   held after a large-scale fault
 ├── PeerLost                75   worth a retry: another process went away
@@ -83,6 +84,10 @@ class Incomplete(CheckpointError):
 
 class Incompatible(CheckpointError):
     code = "checkpoint-incompatible"
+
+
+class Torn(CheckpointError):
+    code = "checkpoint-torn"
 
 
 class TrainingHalted(SurefootError):

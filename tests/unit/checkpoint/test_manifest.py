@@ -69,8 +69,13 @@ def test_fields_of_a_newer_surefoot_are_left_out(manifest: Manifest) -> None:
 
 
 def test_another_format_version_is_refused_by_number(manifest: Manifest) -> None:
-    with pytest.raises(Incompatible, match="format version 2"):
-        parse_manifest(_resealed(manifest, format_version=2), where="here")
+    with pytest.raises(Incompatible, match="format version 3, this surefoot reads 1 and 2"):
+        parse_manifest(_resealed(manifest, format_version=3), where="here")
+
+
+def test_an_older_format_version_is_read(manifest: Manifest) -> None:
+    for version in (1, 2):
+        assert parse_manifest(_resealed(manifest, format_version=version), where="here").format_version == version
 
 
 def test_a_field_of_the_wrong_type_is_refused(manifest: Manifest) -> None:

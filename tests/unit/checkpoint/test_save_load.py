@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from surefoot.checkpoint.commit import save
 from surefoot.checkpoint.manifest import EXTRAS_NAME, MANIFEST_NAME, manifest_bytes, read_manifest, sealed
 from surefoot.checkpoint.restore import load
+from surefoot.checkpoint.slot import Slot
 from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.verify import verify
 from surefoot.core.errors import CheckpointError, Corrupt, Incompatible, Incomplete
@@ -40,8 +41,8 @@ def _assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         assert torch.equal(tensor, theirs[key]), key
 
 
-def _save(root: Path, draft: Manifest, training: Any, world: World) -> Manifest:
-    return save(root, draft, state=collect(training.model, training.optimizer), extras=EXTRAS, world=world)
+def _save(root: Path, draft: Manifest, training: Any, world: World, *, slot: Slot | None = None) -> Manifest:
+    return save(root, draft, state=collect(training.model, training.optimizer), extras=EXTRAS, world=world, slot=slot)
 
 
 def test_a_load_gives_the_bits_of_the_save(committed: Path, training: Any, make_training: Callable[..., Any], world: World) -> None:
@@ -259,12 +260,14 @@ def test_a_write_that_the_system_cuts_off_is_named_and_cleaned_up(
 ) -> None:
     """The limit on file sizes stands for a quota: writes fail in the middle of the data file."""
     training = make_training(width=20_000)
+    slot = Slot.create(rank=0, number=0)
+    slot.reserve(8 << 20)  # the limit counts for memory files too
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(CheckpointError, match="File too large") as caught:
-            _save(committed.parent, make_draft("s11-a1"), training, world)
+            _save(committed.parent, make_draft("s11-a1"), training, world, slot=slot)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
@@ -272,5 +275,6 @@ def test_a_write_that_the_system_cuts_off_is_named_and_cleaned_up(
     assert caught.value.values["needed_bytes"]
     assert [entry.name for entry in committed.parent.iterdir()] == ["s10-a1"]
     assert verify(committed) == []
-    _save(committed.parent, make_draft("s11-a1-r1"), training, world)
+    _save(committed.parent, make_draft("s11-a1-r1"), training, world, slot=slot)
     assert verify(committed.parent / "s11-a1-r1") == []
+    slot.close()

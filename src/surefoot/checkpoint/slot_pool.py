@@ -1,0 +1,65 @@
+"""The slots of one rank: the agent's, or its own where there is none. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from surefoot.checkpoint.slot import Slot, SlotState
+from surefoot.core.clock import Clock
+
+SLOTS = "SUREFOOT_SLOTS"
+"""JSON list of [rank, number, name of the variable that holds the descriptor]."""
+
+
+def slots_handed_over(environ: Mapping[str, str] = os.environ) -> list[Slot]:
+    """All slots that the agent handed to this process, its siblings' too; none without an agent."""
+    return [Slot.open(int(environ[name]), rank=rank, number=number) for rank, number, name in json.loads(environ.get(SLOTS, "[]"))]
+
+
+class SlotPool:
+    """Which slot is filled next. Reused round robin, so the newest commit stays in memory as long as there is another slot."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = list(slots)
+        self._last: Slot | None = None
+
+    @classmethod
+    def create(cls, *, rank: int, num_slots: int) -> SlotPool:
+        return cls([Slot.create(rank=rank, number=number) for number in range(num_slots)])
+
+    def free(self) -> Slot | None:
+        """A slot whose bytes nobody needs: best one that holds no commit, then the one that was filled longest ago."""
+        usable = [slot for slot in self._after_last() if slot.state().reusable]
+        return next((slot for slot in usable if slot.state() is not SlotState.COMMITTED), usable[0] if usable else None)
+
+    def take(self, slot: Slot) -> Slot:
+        self._last = slot
+        return slot
+
+    def wait_free(self, *, limit_s: float, clock: Clock) -> Slot | None:
+        """The first slot that gets free within `limit_s`."""
+        deadline_s = clock.monotonic_s() + limit_s
+        while (slot := self.free()) is None and clock.monotonic_s() < deadline_s:
+            clock.sleep(0.01)
+        return slot
+
+    def keep(self, num_slots: int) -> None:
+        """Use fewer from now on. Those left out keep what they hold."""
+        self.slots = self.slots[: max(1, num_slots)]
+
+    def close(self) -> None:
+        close_all(self.slots)
+        self.slots = []
+
+    def _after_last(self) -> list[Slot]:
+        if self._last not in self.slots:
+            return self.slots
+        next_place = self.slots.index(self._last) + 1
+        return self.slots[next_place:] + self.slots[:next_place]
+
+
+def close_all(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        slot.close()

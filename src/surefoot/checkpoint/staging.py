@@ -1,0 +1,304 @@
+"""Staging: one save of one rank, from live tensors into a slot, while the loop already computes the next gradients.
+
+What the forward may change (buffers), what is small, and what is no tensor is copied at once. Parameters and moments follow in a thread,
+and until it ends nothing may update them. Nobody can be forced to keep to that, so the copy proves it: before the first byte is copied each
+part is hashed, afterwards what lies in the slot must have the same hash. A few bytes of each part, taken at once, and all small
+parts of the optimizer's state close the gap before the first hash. `tensor._version` would be cheaper, but fused optimizers and
+`fully_shard` do not move it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from surefoot.checkpoint.image import Placed
+from surefoot.checkpoint.save_plan import PlannedSave
+from surefoot.checkpoint.slot import Slot, SlotHeader
+from surefoot.checkpoint.state import dtype_name
+from surefoot.core.errors import CheckpointError, SurefootError, Torn
+from surefoot.tensors.digest import BoxDigest, as_hex, box_digest
+
+PIECE_BYTES = 1 << 18
+"""Copied, digested and hashed at once, so that it is read from memory only once."""
+SMALL_BYTES = 1 << 16
+"""Parts up to this size are copied at once: a thread would gain nothing."""
+_WITNESS_BYTES = 64
+_INDEX_BYTES_PER_PART = 400
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class DeviceCopies(Protocol):
+    """How bytes get off a device: copies in their own order, behind what the loop had enqueued when the save began."""
+
+    def follow(self) -> None:
+        """On the loop's thread: later copies see everything that was enqueued so far."""
+
+    def using(self) -> Any:
+        """A context: what is enqueued inside of it goes to the copies' own queue."""
+
+    def finish(self) -> None:
+        """Block until all that was enqueued there is done."""
+
+
+class CudaCopies:
+    """A side stream, and an event that it waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # unannotated in torch
+
+    def follow(self) -> None:
+        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one save of this rank is made of. `rest` is what the index holds beside the parts.
+
+    `at_once` are the keys that the forward may change. `updates` counts the optimizer's updates.
+    """
+
+    header: SlotHeader
+    planned: PlannedSave
+    tensors: Mapping[str, torch.Tensor]
+    at_once: frozenset[str]
+    rest: Mapping[str, Any]
+    updates: Callable[[], int]
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A part that is copied later, and what was seen of it when the save began."""
+
+    placed: Placed
+    live: torch.Tensor
+    source: Bytes | None
+    witness: bytes = b""
+    before: str = ""
+
+
+@dataclass(slots=True)
+class _Still:
+    """A part that lies in the slot already. `source` is kept where it must not change until the end."""
+
+    placed: Placed
+    source: Bytes | None = None
+
+
+@dataclass(slots=True)
+class _Stages:
+    moving: list[_Moving] = field(default_factory=list)
+    still: list[_Still] = field(default_factory=list)
+
+
+class Snapshot:
+    """One save being staged. `begin` on the loop's thread, then `run` in a thread of its own (`start`) or right here.
+
+    Ends with the slot STAGED, or FAILED and `error` set.
+    """
+
+    def __init__(self, slot: Slot, work: Work, *, copies: DeviceCopies | None = None) -> None:
+        self.slot = slot
+        self.id = work.header.id
+        self.error: SurefootError | None = None
+        self._work = work
+        self._copies = copies
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._stages = _Stages()
+        self._updates = work.updates()
+        texts = sum(len(value) for value in work.rest.values() if isinstance(value, str))
+        room = _INDEX_BYTES_PER_PART * len(work.planned.image.placed) + texts
+        self._image: Bytes = np.frombuffer(slot.claim(work.header, extra_bytes=room), dtype=np.uint8)
+
+    @property
+    def is_staging(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self) -> None:
+        """Local, on the loop's thread. Copy what must not wait, and look at the rest."""
+        try:
+            self._begin()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def start(self) -> None:
+        """Go on in a thread."""
+        self._thread = threading.Thread(target=self.run, name=f"surefoot-staging-{self.id}", daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        """Copy the rest, prove that nothing moved, and hand the slot to the uploader."""
+        try:
+            self.slot.staged({**self._work.rest, "parts": self._copy()})
+        except Exception as error:  # the boundary of the thread: whatever it was is told at the next step
+            self._end(error)
+        finally:
+            self._stages = _Stages()  # the references to live tensors
+
+    def wait(self, *, limit_s: float) -> None:
+        """Until the staging has ended, well or not. After `limit_s` it is told to stop, and is then a failed one. Raises SurefootError when
+        it does not even stop: to go on would change what it reads."""
+        if self._thread is None:
+            return
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._stop.set()
+            self._thread.join(max(1.0, limit_s / 10))
+        if self._thread.is_alive():
+            raise SurefootError(f"the staging of {self.id} hangs", where=str(self.slot), hint="a copy from the device does not return")
+
+    def _begin(self) -> None:
+        if self._copies is not None:
+            self._copies.follow()
+        for offset, piece in self._work.planned.image.frame:
+            self._image[offset : offset + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+        for placed in self._work.planned.image.placed:
+            live = local_tensor(self._work.tensors[placed.part.key])
+            source = bytes_of(live)
+            if self._waits(placed, live, source):
+                self._stages.moving.append(_Moving(placed, live, source, witness=b"" if source is None else _witness(source)))
+                continue
+            self._tensor_in_slot(placed).copy_(live) if source is None else _copy_all(source, self._values(placed))
+            is_counter = source is not None and placed.part.key.startswith("optim.") and placed.part.key not in self._work.at_once
+            self._stages.still.append(_Still(placed, source if is_counter else None))
+
+    def _waits(self, placed: Placed, live: torch.Tensor, source: Bytes | None) -> bool:
+        if placed.part.key in self._work.at_once or placed.part.num_bytes <= SMALL_BYTES:
+            return False
+        return source is not None or (self._copies is not None and live.is_contiguous())
+
+    def _copy(self) -> list[dict[str, Any]]:
+        """The parts as the index tells of them, in the order of the file."""
+        for moving in self._stages.moving:
+            if moving.source is not None:
+                self._check_stop()
+                moving.before = xxhash.xxh3_128_hexdigest(moving.source.data)
+        told = [self._copy_moving(moving) for moving in self._stages.moving]
+        told += [self._hash_still(still) for still in self._stages.still]
+        self._refuse_torn()
+        return sorted(told, key=lambda part: int(part["offset"]))
+
+    def _copy_moving(self, moving: _Moving) -> dict[str, Any]:
+        placed, target = moving.placed, self._values(moving.placed)
+        if moving.source is None:
+            return self._copy_from_device(moving)
+        digest, checksum = self._digest(placed), xxhash.xxh3_128()
+        for start in range(0, len(target), PIECE_BYTES):
+            self._check_stop()
+            piece = target[start : start + PIECE_BYTES]
+            piece[:] = moving.source[start : start + PIECE_BYTES]
+            digest.update(piece)
+            checksum.update(piece.data)
+        found = checksum.hexdigest()
+        if found != moving.before or _witness(target) != moving.witness:
+            raise self._torn(placed.part.key)
+        return _told(placed, digest=as_hex(digest.value), checksum=found)
+
+    def _copy_from_device(self, moving: _Moving) -> dict[str, Any]:
+        """The digest is taken where the tensor is: a copy that went wrong on the way is found when the file is read back as tensors."""
+        assert self._copies is not None
+        self._check_stop()
+        placed = moving.placed
+        with self._copies.using():
+            digest = box_digest(moving.live, global_shape=placed.part.global_shape, offsets=placed.part.offsets)
+            self._tensor_in_slot(placed).copy_(moving.live, non_blocking=True)
+        self._copies.finish()
+        return _told(placed, digest=as_hex(digest), checksum=xxhash.xxh3_128_hexdigest(self._values(placed).data))
+
+    def _hash_still(self, still: _Still) -> dict[str, Any]:
+        self._check_stop()
+        values = self._values(still.placed)
+        digest = self._digest(still.placed)
+        digest.update(values)
+        return _told(still.placed, digest=as_hex(digest.value), checksum=xxhash.xxh3_128_hexdigest(values.data))
+
+    def _refuse_torn(self) -> None:
+        if self._work.updates() != self._updates:
+            raise self._torn("the count of updates")
+        for still in self._stages.still:
+            if still.source is not None and not np.array_equal(still.source, self._values(still.placed)):
+                raise self._torn(still.placed.part.key)
+
+    def _torn(self, what: str) -> Torn:
+        return Torn(
+            f"{what} changed while it was copied: the snapshot is torn",
+            where=self.id,
+            hint="the optimizer stepped between finish and judge; without overlap (checkpoint.overlap) that cannot happen",
+            tensor=what,
+        )
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise CheckpointError("staging took longer than it may", where=self.id)
+
+    def _end(self, error: BaseException) -> None:
+        self.error = error if isinstance(error, SurefootError) else CheckpointError(f"{type(error).__name__}: {error}", where=self.id)
+        self.slot.abandon(self.error)
+
+    def _values(self, placed: Placed) -> Bytes:
+        return self._image[placed.values_offset : placed.values_offset + placed.part.num_bytes]
+
+    def _tensor_in_slot(self, placed: Placed) -> torch.Tensor:
+        return torch.from_numpy(self._values(placed)).view(placed.part.dtype).view(placed.part.sizes)
+
+    def _digest(self, placed: Placed) -> BoxDigest:
+        part = placed.part
+        return BoxDigest(part.sizes, dtype=part.dtype, global_shape=part.global_shape, offsets=part.offsets)
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Local. What this rank holds of `tensor`, without a gradient; the same memory."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes | None:
+    """Local. The memory of a CPU tensor in row-major order; None when it has to be copied to get there."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.view(-1).view(torch.uint8).numpy()
+
+
+def _copy_all(source: Bytes, target: Bytes) -> None:
+    target[:] = source
+
+
+def _witness(values: Bytes) -> bytes:
+    """A few bytes from the beginning, the middle and the end."""
+    middle = len(values) // 2
+    return b"".join(values[start : start + _WITNESS_BYTES].tobytes() for start in (0, middle, max(0, len(values) - _WITNESS_BYTES)))
+
+
+def _told(placed: Placed, *, digest: str, checksum: str) -> dict[str, Any]:
+    part = placed.part
+    return {
+        "key": part.key,
+        "dtype": dtype_name(part.dtype),
+        "shape": part.global_shape,
+        "offsets": part.offsets,
+        "sizes": part.sizes,
+        "offset": placed.values_offset,
+        "bytes": part.num_bytes,
+        "digest": digest,
+        "xxh3": checksum,
+    }
