@@ -19,7 +19,7 @@ from surefoot.checkpoint.optimizer_state import fill_empty_state, run_empty_step
 from surefoot.core.errors import Incompatible
 from surefoot.core.records import ManifestTensor, Problem
 
-_WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+WRAPPER_SEGMENTS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 
 
 @dataclass
@@ -110,7 +110,7 @@ def _clean_name(raw_name: str, replicated: set[str]) -> str:
     kept: list[str] = []
     path: list[str] = []
     for segment in raw_name.split("."):
-        if not (segment in _WRAPPER_SEGMENTS or (segment == "module" and ".".join(path) in replicated)):
+        if not (segment in WRAPPER_SEGMENTS or (segment == "module" and ".".join(path) in replicated)):
             kept.append(segment)
         path.append(segment)
     return ".".join(kept)
