@@ -6,7 +6,19 @@ import os
 
 import pytest
 
-from surefoot.launch.wire import Message, RankExit, RankSpec, Ready, Start, Started, control_pair, receive_message, send_message
+from surefoot.launch.wire import (
+    Drain,
+    Drained,
+    Message,
+    RankExit,
+    RankSpec,
+    Ready,
+    Start,
+    Started,
+    control_pair,
+    receive_message,
+    send_message,
+)
 
 SPEC = RankSpec(rank=0, env={"RANK": "0"}, out_path="/o", err_path="/e", fds={"SUREFOOT_LISTEN_FD": 0})
 
@@ -15,9 +27,12 @@ SPEC = RankSpec(rank=0, env={"RANK": "0"}, out_path="/o", err_path="/e", fds={"S
     "message",
     [
         Start(generation=3, ranks=(SPEC,)),
+        Start(generation=3, ranks=(SPEC,), env={"SUREFOOT_SLOTS": "[]"}, fds={"SUREFOOT_SLOT_0_0": 3}),
         Ready(pid=1, import_s=0.5),
         Started(generation=3, pids=(5, 6)),
         RankExit(generation=3, rank=1, pid=6, exit_code=None, signal=9, mono_s=12.5),
+        Drain(number=2, generation=4, limit_s=600.0),
+        Drained(number=2, failures=("slot 0 of rank 1 was still being filled",)),
     ],
 )
 def test_round_trip(message: Message) -> None:
