@@ -18,6 +18,7 @@ import typer
 
 from surefoot.cli.aides import aides_of
 from surefoot.cli.console import say
+from surefoot.cli.resume_from import wish_for
 from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
@@ -62,8 +63,26 @@ OnDataChange = Annotated[
 ]
 
 
+ResumeFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--resume-from",
+        metavar="STEP|ID|PATH|URL",
+        help="go on from this checkpoint, at this start only; `newest` takes an earlier wish back",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="also from one that is suspect, given up, or older than the newest proven one")]
+Cause = Annotated[str, typer.Option("--cause", help="why, for the ledger")]
+
+
 def train(
-    target: Target, overrides: Overrides = None, accept_changes: AcceptChanges = None, on_data_change: OnDataChange = "refuse"
+    target: Target,
+    overrides: Overrides = None,
+    accept_changes: AcceptChanges = None,
+    on_data_change: OnDataChange = "refuse",
+    resume_from: ResumeFrom = None,
+    yes: Yes = False,
+    cause: Cause = "",
 ) -> None:
     """Train. The same command starts a run, restarts it and resumes it.
 
@@ -72,17 +91,29 @@ def train(
       surefoot train examples/quickstart.toml
       surefoot train runs/quickstart
       surefoot train run.toml train.num_steps=60 parallel.dp_replicate=1
+      surefoot train runs/quickstart --resume-from 200 --yes --cause "the loss was odd after that"
     """
+    wanted = _Wanted(tuple(accept_changes or ()), resume_from, yes, cause)
     loaded = load_config(_config_file(target), tuple(overrides or ()))
     os.environ["SUREFOOT_ON_DATA_CHANGE"] = on_data_change  # the ranks inherit it; it is a wish of this start, not of the run
     launcher = foreign_launcher(os.environ)
     for warning in loaded.warnings:
         say(f"note: {warning}")
     if launcher is not None:
-        _train_as_rank_of(launcher, loaded, accepted=tuple(accept_changes or ()))
+        _train_as_rank_of(launcher, loaded, wanted=wanted)
         return
     with _leaving_on_signals():
-        raise typer.Exit(_train_under_agent(loaded, accepted=tuple(accept_changes or ())))
+        raise typer.Exit(_train_under_agent(loaded, wanted=wanted))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the person allows and asks for at this start."""
+
+    accepted: tuple[str, ...] = ()
+    resume_from: str | None = None
+    confirmed: bool = False
+    cause: str = ""
 
 
 def _config_file(target: Path) -> Path:
@@ -93,10 +124,10 @@ def _config_file(target: Path) -> Path:
     return target
 
 
-def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> int:
+def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
     run_dir, clock = Path(loaded.config.run.dir), SystemClock()
     with _folder_of(run_dir), RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
-        opened = _open(loaded, lock=lock, clock=clock, by="agent", accepted=accepted)
+        opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
         if opened.is_over:
             _say_over(opened.entries, run_dir)
             return 0
@@ -120,7 +151,7 @@ def _train_under_agent(loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> in
     return exit_code
 
 
-def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, accepted: tuple[str, ...]) -> None:
+def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, wanted: _Wanted) -> None:
     """One rank of a stock launcher. Rank 0 takes the lock and opens the folder while the others wait; what we cannot give is said."""
     from surefoot.cli.worker import set_up_process, train_here
 
@@ -134,7 +165,7 @@ def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, accepted: tuple[st
         _make_folder(run_dir)
         lock = RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s)
         try:
-            _open(loaded, lock=lock, clock=clock, by="rank 0", accepted=accepted)
+            _open(loaded, lock=lock, clock=clock, by="rank 0", wanted=wanted)
         except BaseException:
             lock.release()
             raise
@@ -153,13 +184,13 @@ class _Opened:
     is_over: bool
 
 
-def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepted: tuple[str, ...]) -> _Opened:
+def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted: _Wanted) -> _Opened:
     """Everything that may refuse comes before anything is written about the run; data is made while the lock is kept alive."""
     config, run_dir = loaded.config, Path(loaded.config.run.dir)
     ledger, entries = open_ledger(run_dir, clock=clock, by=by)
-    changes = compare_run_folder(loaded, entries=entries, accepted=accepted)
+    changes = compare_run_folder(loaded, entries=entries, accepted=wanted.accepted)
     refuse_halted(entries)
-    if not changes and _is_over(entries, config):
+    if not changes and wanted.resume_from is None and _is_over(entries, config):
         return _Opened(ledger, entries, is_over=True)
     counters = fold_counters(entries)
     with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
@@ -172,7 +203,19 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, accepte
         _refuse_other_shape(changes, load_config(run_dir / CONFIG_NAME).config, config, vocab_size=vocab_size)
     if lock.taken_over is not None:
         note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
-    record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes, accepted=accepted)
+    record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes, accepted=wanted.accepted)
+    if wanted.resume_from is not None:
+        with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
+            wish_for(
+                wanted.resume_from,
+                config=config,
+                run_dir=run_dir,
+                entries=read_ledger(ledger.path),
+                accepted=wanted.accepted,
+                confirmed=wanted.confirmed,
+                reason=wanted.cause,
+            )
+            keeper.check()
     return _Opened(ledger, entries, is_over=False)
 
 

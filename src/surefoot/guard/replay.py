@@ -111,14 +111,11 @@ def advance(replay: Replay, seen: Figures) -> tuple[Replay, Difference | None]:
     return replace(replay, num_done=replay.num_done + 1, largest=largest), difference
 
 
-AskedFor = Literal["", "asked", "insisted"]
-
-
 @dataclass(frozen=True, slots=True)
 class GoOn:
     """From where the run is; `checkpoint` names another one to go on from first."""
 
-    rule: Literal["asked", "outvoted", "not-reproduced"]
+    rule: Literal["outvoted", "not-reproduced"]
     reason: str
     checkpoint: str | None = None
 
@@ -135,15 +132,13 @@ class StopHere:
 
 
 def after_difference(
-    now: Difference, *, before: Sequence[Difference], older: Sequence[str], asked_for: AskedFor = ""
+    now: Difference, *, before: Sequence[Difference], older: Sequence[str], asked_for: bool = False
 ) -> GoOn | FallBack | StopHere:
     """What follows from a replay that differed. Bounded: each round takes one of `older` away.
 
     `before` are the differences since a replay was last verified, oldest first; `older` the checkpoints that could be tried, best first.
-    `asked_for`: a person named this checkpoint ("asked"), or said beforehand that it is to be taken as it is ("insisted").
+    A checkpoint that a person `asked_for` by name is never replaced by another: the person must look.
     """
-    if asked_for == "insisted":
-        return GoOn("asked", f"{now.checkpoint} was asked for by name, whatever its replay says")
     if asked_for:
         return StopHere(f"{now.checkpoint} was asked for by name and does not repeat what was recorded after it: {now.reason}")
     others = {difference.checkpoint: difference for difference in before if difference.checkpoint != now.checkpoint}

@@ -77,9 +77,9 @@ def record_run_folder(
             fields=fields,
         )
 
-    if "code" in accepted and "code" in hashes:
-        fields = {"section": "code", "hash": hashes["code"]}
-        append(Event.CONFIG_ACCEPTED, rule="--accept-changes", reason="the source of a factory may differ", fields=fields)
+    for section in sorted(set(accepted) & hashes.keys() - {section for section, *_ in changes}):
+        reason = "the source of a factory may differ" if section == "code" else "a checkpoint that was made under other values may be taken"
+        append(Event.CONFIG_ACCEPTED, rule="--accept-changes", reason=reason, fields={"section": section, "hash": hashes[section]})
     for section in sorted({section for section, *_ in changes}):
         words = _words([change for change in changes if change[0] == section])
         fields = {"section": section, "hash": hashes[section]}

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.core.events import Event
-from surefoot.core.records import LedgerEntry
+from surefoot.core.records import CheckpointRef, LedgerEntry, Rung
+from surefoot.observe.lineage import Lineage
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """`insisted`: go on from it whatever its replay says. `by` is the user's name."""
+    """`by` is the user's name."""
 
     checkpoint: str
     by: str
-    insisted: bool
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -27,9 +27,38 @@ def open_wish(entries: Iterable[LedgerEntry]) -> Wish | None:
     wish: Wish | None = None
     for entry in entries:
         if entry.event == Event.RESUME_ASKED:
-            wish = Wish(str(entry.fields.get("id", "")), entry.by, bool(entry.fields.get("insisted")))
+            wish = Wish(str(entry.fields.get("id", "")), entry.by)
         elif wish is not None and (
             entry.event == Event.ATTEMPT_STARTED or (entry.event == Event.CHECKPOINT_REJECTED and entry.fields.get("id") == wish.checkpoint)
         ):
             wish = None
     return wish
+
+
+def why_confirm(ref: CheckpointRef, lineage: Lineage) -> str | None:
+    """Why going on from `ref` needs a second word from the person who asks for it; None when it does not.
+
+    The mark to stay above is the newest proven checkpoint of the present line, or the newest loadable one where none is proven.
+    """
+    is_import = ref.attempt == 0
+    if ref.suspect:
+        return f"{ref.id} is suspect: something wrong may have gone into it"
+    if ref.abandoned and not is_import:
+        return f"{ref.id} was given up: the present line does not descend from it"
+    line = [found for name in lineage.line if (found := lineage.ref(name)) is not None and not found.suspect and not found.damaged]
+    marks = [found for found in line if found.rung is Rung.PROVEN] or [found for found in line if found.rung is Rung.LOADABLE]
+    if not marks:
+        return None
+    mark = marks[-1]
+    is_older = ref.step < mark.step if ref.abandoned else lineage.line.index(ref.id) < lineage.line.index(mark.id)
+    if not is_older:
+        return None
+    return f"{ref.id} is older than {mark.id}, the newest {mark.rung} one: {mark.step - ref.step} steps would be given up"
+
+
+def named_by_step(step: int, lineage: Lineage) -> CheckpointRef | None:
+    """The checkpoint of a step that is still there: the last one on the present line, else the last one of a branch that was given up."""
+    there = [ref for ref in lineage.refs if ref.step == step and ref.id not in lineage.retired]
+    on_line = [ref for ref in there if not ref.abandoned]
+    best = on_line or there
+    return best[-1] if best else None
