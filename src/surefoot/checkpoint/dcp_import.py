@@ -68,9 +68,7 @@ def import_dcp(path: Path, *, state: LiveState, world: World) -> Imported:
     metadata = read_foreign_metadata(path)
     stored = {key: entry for key, entry in metadata.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)}
     places = our_names(stored, wanted=state.tensors)
-    left_out = sorted(
-        key for key, entry in metadata.state_dict_metadata.items() if isinstance(entry, BytesStorageMetadata) or _is_left(key)
-    )
+    left_out = sorted(key for key in metadata.state_dict_metadata if key not in stored or _is_left(key))
     theirs = {ours: key for key, ours in places.items()}
     second = sorted(ours for ours in theirs.keys() - state.tensors.keys() if ours.startswith("model."))
     _check(state, {ours: stored[key] for ours, key in theirs.items() if ours not in second})
