@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from surefoot.checkpoint.manifest import read_manifest
+from surefoot.cli.checkpoint_export import export_
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, as_json, describe, find
 from surefoot.cli.checkpoint_list import list_
 from surefoot.cli.checkpoint_move import branch_, import_
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verif
 app.command("list")(list_)
 app.command("prove")(prove_)
 app.command("import")(import_)
+app.command("export")(export_)
 app.command("branch")(branch_)
 
 
