@@ -6,119 +6,24 @@ No torch. It may be killed at any time: the next one finds in the slots what is 
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from surefoot.checkpoint.retention import boundaries, remove, retire
 from surefoot.checkpoint.slot import Slot, SlotState
-from surefoot.checkpoint.upload import Committed, NotCommitted, ReadBack, Uploader
+from surefoot.checkpoint.slot_pool import slots_handed_over
+from surefoot.checkpoint.upload import Uploader
 from surefoot.config import load_config
 from surefoot.core.clock import SystemClock
-from surefoot.core.errors import CheckpointError, PeerLost, SurefootError
-from surefoot.core.events import Event
-from surefoot.core.sections import RunConfig
-from surefoot.core.strict_json import loads
+from surefoot.core.errors import CheckpointError, PeerLost
+from surefoot.guard.account import Account
 from surefoot.launch.aide_duty import Duty
-from surefoot.launch.slots import SLOTS
-from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
-from surefoot.observe.lineage import fold_lineage
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.run_dir import CONFIG_NAME
-from surefoot.observe.saves import commit_fields, read_back_event
 
 logger = logging.getLogger(__name__)
 
 # How late an upload may begin. Nobody waits for it but the last save of a run, and a look costs microseconds: no setting.
 _LOOK_INTERVAL_S = 0.05
-
-
-class Account:
-    """Keeps the ledger in step with what happens to saves, in order; what cannot be written now, on a full disk, is written later.
-
-    Raises nothing but PeerLost: the run is somebody else's.
-    """
-
-    def __init__(self, ledger: Ledger, *, config: RunConfig, root: Path, generation: Callable[[], int]) -> None:
-        self._ledger = ledger
-        self._section = config.checkpoint
-        self._boundaries = boundaries(config)
-        self._root = root
-        self._generation = generation
-        self._due: deque[Callable[[], None]] = deque()
-        self._warned = False
-        self.is_fenced = False
-
-    def committed(self, done: Committed) -> None:
-        fields = {**commit_fields(done.manifest), "host": done.host, "upload_s": round(done.wall_s, 3)}
-        self._due.append(lambda: self._append(Event.CHECKPOINT_COMMITTED, done.manifest.attempt, done.manifest.step, done.reason, fields))
-        self.write()
-
-    def read_back(self, found: ReadBack) -> None:
-        manifest = found.manifest
-        event, fields = read_back_event(manifest, found.problems, host=found.host, wall_s=found.wall_s)
-        self._due.append(lambda: self._append(event, manifest.attempt, manifest.step, "", fields))
-        self._due.append(self._retire_old)
-        self.write()
-
-    def not_committed(self, ended: NotCommitted) -> None:
-        """The ranks say it and save again, or the agent says it when there are none."""
-        logger.warning("the upload of %s ended: %s", ended.header.id, ended.error)
-
-    def write(self) -> bool:
-        """Whether the ledger is in step now."""
-        while self._due:
-            try:
-                self._due[0]()
-            except PeerLost as error:
-                self.is_fenced = True
-                logger.error("%s", error)
-                return False
-            except (SurefootError, OSError) as error:
-                if not self._warned:
-                    logger.warning("the ledger lacks %d entries about saves, tried again: %s", len(self._due), error)
-                self._warned = True
-                return False
-            self._due.popleft()
-        self._warned = False
-        return True
-
-    def _append(self, event: Event, attempt: int, step: int, reason: str, fields: Mapping[str, object]) -> None:
-        self._ledger.append(event, generation=self._generation(), attempt=attempt, step=step, reason=reason, fields=fields)
-
-    def _retire_old(self) -> None:
-        """Ledgered before the files go, so that no restore ever tries one that is half gone. A failed deletion is said and left."""
-        lineage = fold_lineage(read_ledger(self._ledger.path))
-        standing = [ref for ref in lineage.refs if ref.id not in lineage.retired]
-        section, counters = self._section, lineage.counters
-        for gone in retire(
-            standing,
-            keep_last=section.keep_last,
-            milestone_steps=section.milestone_steps,
-            boundaries=self._boundaries,
-            cover_steps=section.cover_steps,
-        ):
-            self._ledger.append(
-                Event.CHECKPOINT_RETIRED,
-                generation=self._generation(),
-                attempt=counters.attempt,
-                step=counters.step,
-                rule="retention",
-                reason=gone.reason,
-                fields={"id": gone.id},
-            )
-            remove(self._root, gone.id, generation=self._generation())
-
-
-def open_slots(environment: Mapping[str, str]) -> list[Slot]:
-    """Every slot of this machine, from what the agent handed on."""
-    slots = []
-    for rank, number, variable in loads(environment[SLOTS]):
-        fd = int(environment[variable])
-        slots.append(Slot.open(fd, rank=rank, number=number))
-        os.close(fd)
-    return slots
 
 
 def give_up_older(slots: Sequence[Slot], *, generation: int) -> None:
@@ -142,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ledger = Ledger(duty.run_dir / LEDGER_NAME, clock=SystemClock(), by="uploader")
     root = duty.run_dir / "checkpoints"
     account = Account(ledger, config=config, root=root, generation=lambda: duty.generation)
-    slots = open_slots(os.environ)
+    slots = slots_handed_over()
     give_up_older(slots, generation=duty.generation)
     uploader = Uploader(
         root,

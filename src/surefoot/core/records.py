@@ -52,7 +52,11 @@ class RankSignals:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What is known before the update, identical on all ranks. This is what gets judged."""
+    """What is known before the update, identical on all ranks. This is what gets judged.
+
+    `save_point` numbers the oldest save whose outcome is not agreed on yet, 0 when there is none; `save_outcome` is "committed", "failed",
+    or empty while it is on its way.
+    """
 
     step: int
     attempt: int
@@ -68,6 +72,8 @@ class Signals:
     save_slot_free: bool
     blocklist_agrees: bool
     ranks: tuple[RankSignals, ...]
+    save_point: int = 0
+    save_outcome: Literal["", "committed", "failed"] = ""
 
 
 class Health(StrEnum):

@@ -10,14 +10,15 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum, IntFlag
+from typing import Literal
 
 import torch
 
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import RankSignals, Signals
 
-VECTOR_VERSION = 1
+VECTOR_VERSION = 2
 
 
 class Flag(IntFlag):
@@ -26,6 +27,15 @@ class Flag(IntFlag):
     LEAVE = 1
     SAVE = 2
     PAUSE = 4
+
+
+class SaveState(IntEnum):
+    """What a rank knows of the oldest save that is not agreed on yet."""
+
+    NONE = 0
+    UNDER_WAY = 1
+    COMMITTED = 2
+    FAILED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +55,13 @@ class HostWords:
     save_clock_s: float
     save_stall_s: float
     save_slot_free: bool
+    save_point: int = 0
+    save_state: SaveState = SaveState.NONE
 
 
-_INTS = ("version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free")
+_INTS = (
+    "version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free", "save_point", "save_state",
+)  # fmt: skip
 _FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s")
 _DEVICE = ("loss_sum", "squared_norm", "num_nonfinite")
 _PLACE = {name: index for index, name in enumerate((*_INTS, *_FLOATS, *_DEVICE))}
@@ -64,6 +78,8 @@ def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
         host.blocklist_word,
         host.num_live_tokens,
         int(host.save_slot_free),
+        host.save_point,
+        int(host.save_state),
     )
     floats = (host.data_wait_s, host.forward_backward_s, host.step_clock_s, host.cpu_s, host.save_clock_s, host.save_stall_s)
     words = (*ints, *(_bits(value) for value in floats))
@@ -74,12 +90,13 @@ def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
 def fold(words_RW: torch.Tensor) -> Signals:
     """Local, pure. The gathered words of all ranks -> Signals, equal on every rank.
 
-    The norm is that of the mean gradient: sqrt(sum of squared norms) / live tokens; each element was counted by one rank. Save clock, stall
-    and slot are rank 0's, so all ranks decide alike.
+    The norm is that of the mean gradient: sqrt(sum of squared norms) / live tokens; each element was counted by one rank. Save clock and
+    stall are rank 0's, so all ranks decide alike; a slot is free when every rank has one. A save is committed when rank 0 says so, whose
+    side publishes; otherwise one rank that failed is enough.
     Raises SurefootError when ranks are on different steps, attempts, generations or vector versions, naming them.
     """
     rows = [[int(word) for word in row] for row in words_RW.tolist()]
-    for name in ("version", "generation", "attempt", "step"):
+    for name in ("version", "generation", "attempt", "step", "save_point"):
         values = [row[_PLACE[name]] for row in rows]
         if len(set(values)) > 1:
             raise SurefootError(
@@ -119,7 +136,15 @@ def fold(words_RW: torch.Tensor) -> Signals:
             )
             for rank, row in enumerate(rows)
         ),
+        save_point=first[_PLACE["save_point"]],
+        save_outcome=_outcome([SaveState(row[_PLACE["save_state"]]) for row in rows]),
     )
+
+
+def _outcome(states: list[SaveState]) -> Literal["", "committed", "failed"]:
+    if states[0] is SaveState.COMMITTED:
+        return "committed"
+    return "failed" if SaveState.FAILED in states else ""
 
 
 def _sum(values: Iterable[float]) -> float:
