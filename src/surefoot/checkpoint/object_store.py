@@ -29,11 +29,8 @@ _MAX_PARTS = 9_000  # S3 takes 10,000
 _NUM_PARTS_AT_ONCE = 4
 _FINAL = ("bucket-missing", "credentials", "missing", "conflict", "refused")
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
-_REFUSALS = (
-    "403 Forbidden",
-    "401 Unauthorized",
-    "http://169.254.",
-)  # a listing hides them; without credentials a cloud's own are asked for
+# What a listing hides behind another error; and without credentials the machine is asked for some, at this path.
+_REFUSALS = ("403 Forbidden", "401 Unauthorized", "/latest/api/token")
 _MAX_DETAIL_CHARS = 300
 
 
