@@ -53,8 +53,11 @@ class Places:
         seen = [problem for problem in choice.problems if problem.kind != "missing-file"]
         return Choice(choice.source, (*(problem for problems in refused.values() for problem in problems), *seen))
 
-    def read_small(self, manifest: Manifest, name: str) -> bytes:
-        """Local. The content of a small file from the first source that has it right. Raises CheckpointError."""
+    def read_small(self, manifest: Manifest, name: str) -> tuple[bytes, list[Problem]]:
+        """Local. The content of a small file from the first source that has it right, and what is wrong with those before it.
+
+        Raises CheckpointError when none has it.
+        """
         file = next((file for file in manifest.files if file.name == name), None)
         if file is None:
             raise Corrupt("the manifest does not list it", where=name)
@@ -69,7 +72,7 @@ class Places:
                 problems.append(Problem(kind="unreadable", file=name, detail=f"{source.name}: {error}"))
                 continue
             if checksum_bytes(raw) == file.xxh3_128:
-                return raw
+                return raw, problems
             problems.append(Problem(kind="wrong-checksum", file=name, detail=f"{source.name}: its bytes are not those that were written"))
         raise_first(problems or [Problem(kind="missing-file", file=name, detail="no source has it")], where=self.path)
         raise AssertionError("raise_first raises when there is a problem")

@@ -71,7 +71,7 @@ class _Found:
     manifest: Manifest
     metadata: Metadata
     extras: Mapping[str, Any]
-    places: Places
+    problems: tuple[Problem, ...]
 
 
 def load(
@@ -143,7 +143,7 @@ def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world:
         rng_restored=bool(own_rng),
         notes=_notes(sum(tensor.key.startswith(RNG_PREFIX) for tensor in manifest.tensors), world),
         sources=_merged([rank["sources"] for rank in told]),
-        problems=(*problems, *damaged, *gone_around),
+        problems=(*problems, *found.problems, *damaged, *gone_around),
     )
 
 
@@ -153,8 +153,14 @@ def _look(manifest: Manifest, state: LiveState, *, places: Places) -> _Found:
     if len(places.sources) == 1:  # else another source may stand in for what is missing here
         raise_first(places.listings[str(places.path)], where=places.path)
     raise_first(compare_inventory(state, [t for t in manifest.tensors if not t.key.startswith(RNG_PREFIX)]), where=places.path)
-    metadata = checked_metadata(places.read_small(manifest, METADATA_NAME), manifest, where=places.path)
-    return _Found(manifest, metadata, parse_extras(places.read_small(manifest, EXTRAS_NAME), where=places.path), places)
+    raw_metadata, damaged_metadata = places.read_small(manifest, METADATA_NAME)
+    raw_extras, damaged_extras = places.read_small(manifest, EXTRAS_NAME)
+    return _Found(
+        manifest=manifest,
+        metadata=checked_metadata(raw_metadata, manifest, where=places.path),
+        extras=parse_extras(raw_extras, where=places.path),
+        problems=(*damaged_metadata, *damaged_extras),
+    )
 
 
 def _files_of(metadata: Metadata, key: str, tensor: torch.Tensor) -> set[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import xxhash
 
 from surefoot.checkpoint.slot import Slot, SlotHeader, SlotState
@@ -112,10 +113,10 @@ class SlotSource:
         return header is not None and (header.image_xxh3_128, header.image_bytes) == (file.xxh3_128, file.num_bytes)
 
     def read_into(self, file: ManifestFile, *, offset: int, buffer: memoryview) -> None:
-        import numpy as np  # its copies leave the interpreter to other threads; whoever only reads folders does without it
-
         view = self._image(file)[offset : offset + len(buffer)]
-        np.copyto(np.frombuffer(buffer, dtype=np.uint8), np.frombuffer(view, dtype=np.uint8))
+        if len(view) != len(buffer):
+            raise Incomplete(f"it ends at byte {file.num_bytes}", where=file.name)
+        np.copyto(np.frombuffer(buffer, dtype=np.uint8), np.frombuffer(view, dtype=np.uint8))  # leaves the interpreter to other threads
         self._check_unchanged(file)
 
     def checksum(self, file: ManifestFile) -> str:
