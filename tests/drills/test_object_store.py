@@ -348,6 +348,10 @@ def test_a_bit_that_flips_at_rest_is_found_by_a_fetch_and_mended_by_a_copy(s3: s
         fetch(store, "s10-a1", into=tmp_path / "back")
     assert not (tmp_path / "back" / "s10-a1").exists()
 
+    store.write(key, lambda: iter([bytes(raw[:100])]), num_bytes=100)  # and one that is cut off
+    with pytest.raises(Corrupt, match=r"__0_0.distcp is whole nowhere: .*shorter than it was"):
+        fetch(store, "s10-a1", into=tmp_path / "back")
+
     assert copy_checkpoint(folder, store).num_sent == 1
     assert verify(fetch(store, "s10-a1", into=tmp_path / "back")) == []
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.durable import fsync_dir, fsync_file
-from surefoot.core.errors import CheckpointError, ConfigError
+from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
 from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ CHUNK_BYTES = 8 << 20
 _READ_BYTES = 16 << 20
 _MAX_PARTS = 9_000  # S3 takes 10,000
 _NUM_PARTS_AT_ONCE = 4
-_FINAL = ("bucket-missing", "credentials", "missing", "conflict", "refused")
+_FINAL = ("bucket-missing", "credentials", "missing", "damaged")
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 # What a listing hides behind another error; and without credentials the machine is asked for some, at this path.
 _REFUSALS = ("403 Forbidden", "401 Unauthorized", "/latest/api/token")
+_BEYOND = ("416 Range", "InvalidRange", "Requested range was invalid")
 _MAX_DETAIL_CHARS = 300
 
 
@@ -141,7 +142,7 @@ class ObjectStore:
             def attempt(start: int = start, end: int = end) -> memoryview:
                 piece = memoryview(obstore.get_range(self._backend, key, start=start, end=end))
                 if len(piece) != end - start:
-                    raise OSError(f"{len(piece)} bytes instead of {end - start} at {start}")
+                    raise _short_object(self.url, key, f"{len(piece)} bytes instead of {end - start} at {start}")
                 return piece
 
             yield self._patiently(attempt, doing=f"reading {key}")
@@ -156,7 +157,7 @@ class ObjectStore:
             def attempt(part: memoryview = part, start: int = offset + start) -> None:
                 piece = memoryview(obstore.get_range(self._backend, key, start=start, end=start + len(part)))
                 if len(piece) != len(part):
-                    raise OSError(f"{len(piece)} bytes instead of {len(part)} at {start}")
+                    raise _short_object(self.url, key, f"{len(piece)} bytes instead of {len(part)} at {start}")
                 part[:] = piece
 
             self._patiently(attempt, doing=f"reading {key}")
@@ -242,8 +243,8 @@ def _named(error: Exception, *, url: StoreUrl, doing: str) -> CheckpointError:
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     text = _without_secrets(str(error))
-    if isinstance(error, CheckpointError):
-        return error
+    if any(sign in text for sign in _BEYOND):
+        return _short_object(url, doing, _short(text))
     if "NoSuchBucket" in text:
         kind, what, hint = "bucket-missing", f"there is no bucket {url.bucket}", "create it, or mend checkpoint.tiers"
     elif isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or any(sign in text for sign in _REFUSALS):
@@ -259,6 +260,10 @@ def _named(error: Exception, *, url: StoreUrl, doing: str) -> CheckpointError:
             "look at the store; AWS_ENDPOINT_URL says where it is",
         )
     return CheckpointError(what, where=str(url), hint=hint, kind=kind, detail=_short(text))
+
+
+def _short_object(url: StoreUrl, key: str, detail: str) -> Corrupt:
+    return Corrupt(f"the object is shorter than it was: {detail}", where=f"{url}: {key}", hint="take another copy", kind="damaged")
 
 
 def _short(text: str) -> str:
