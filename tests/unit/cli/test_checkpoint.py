@@ -132,7 +132,7 @@ def test_list_tells_what_others_found(a_run: Run, capsys: pytest.CaptureFixture[
     }
     assert run(["checkpoint", "list", "run", "--shards"]) == 0
     printed = capsys.readouterr().out
-    assert "damaged  writer not recorded" in printed
+    assert "damaged  written by rank 0 on" in printed
     assert "nobody looked yet" in printed
 
 
