@@ -21,10 +21,11 @@ from surefoot.core.records import LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
 from surefoot.guard.environment import changed_facts, describe_environment
 from surefoot.guard.recording import Recorder
-from surefoot.guard.saving import Saver, commit_fields
+from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.observe.halts import refuse_halted
 from surefoot.observe.lineage import adoptable, candidates, fold_lineage
+from surefoot.observe.saves import commit_fields
 from surefoot.tensors.world import World, broadcast_json, lead
 
 logger = logging.getLogger(__name__)
