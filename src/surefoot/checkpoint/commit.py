@@ -38,17 +38,19 @@ def prepare(
     overlap: bool = False,
     updates: Callable[[], int] = lambda: 0,
     reason: str = "",
+    error: SurefootError | None = None,
 ) -> Work:
     """Collective over the save group. All that a save of `draft` is, before a byte is copied; all ranks raise the same CheckpointError.
 
     `draft` brings everything that only the caller knows; files, tensors, digests, hash, `topology["world_size"]` and the cursor (from
-    `extras`) are filled in here and by the uploader. Without `overlap` the loop's thread copies everything.
+    `extras`) are filled in here and by the uploader. Without `overlap` the loop's thread copies everything. `error` is why this rank cannot
+    take part: then no rank does.
     """
     if parse_id(draft.id) is None:
         raise CheckpointError("a checkpoint id is s<step>-a<attempt>[-r<retry>]", where=draft.id)
     tensors = {key: tensor for key, tensor in state.tensors.items() if world.leads or key not in state.rank_0_only}
     tensors[rng_key(world.rank)] = capture_rng(world.device)
-    planned = plans.plan(tensors, world=world)
+    planned = plans.plan(tensors, world=world, error=error)
     header = SlotHeader(
         run=draft.run,
         id=draft.id,

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from surefoot.checkpoint.image import Image, Part, lay_out
 from surefoot.checkpoint.metadata import find_holes, tensor_metadata
 from surefoot.checkpoint.state import dtype_name
-from surefoot.core.errors import Incompatible, Incomplete
+from surefoot.core.errors import Incompatible, Incomplete, SurefootError
 from surefoot.tensors.digest import local_box
 from surefoot.tensors.world import World, gather_json
 
@@ -52,16 +52,17 @@ class SavePlans:
         self._num_kept = num_kept
         self._plans: dict[tuple[str, ...], PlannedSave] = {}
 
-    def plan(self, tensors: Mapping[str, torch.Tensor], *, world: World) -> PlannedSave:
+    def plan(self, tensors: Mapping[str, torch.Tensor], *, world: World, error: SurefootError | None = None) -> PlannedSave:
         """Collective over the save group: one small gather, a second one when a rank holds other boxes than before.
 
-        All ranks raise Incompatible for ranks that disagree about a tensor, Incomplete for a box that nobody holds.
+        All ranks raise Incompatible for ranks that disagree about a tensor and for the `error` of one, Incomplete for a box without a rank.
         """
-        parts, error = _parts(tensors)
-        told = gather_json(world, [_fingerprint(parts), None if error is None else str(error)])
+        parts, unplanned = _parts(tensors)
+        found = error or unplanned
+        told = gather_json(world, [_fingerprint(parts), None if found is None else str(found)])
         if (refused := next(((rank, text) for rank, (_, text) in enumerate(told) if text is not None), None)) is not None:
-            raise Incompatible(f"{refused[1]} (on rank {refused[0]})", where="the plan of the save") from error
-        prints = tuple(found for found, _ in told)
+            raise Incompatible(f"{refused[1]} (on rank {refused[0]})", where="the plan of the save") from found
+        prints = tuple(fingerprint for fingerprint, _ in told)
         if (known := self._plans.pop(prints, None)) is None:
             known = plan_save([[_part_from_json(item) for item in items] for items in gather_json(world, _as_json(parts))], rank=world.rank)
         self._plans[prints] = known

@@ -116,12 +116,13 @@ class Snapshot:
     Ends with the slot STAGED, or FAILED and `error` set.
     """
 
-    def __init__(self, slot: Slot, work: Work, *, copies: DeviceCopies | None = None) -> None:
+    def __init__(self, slot: Slot, work: Work, *, copies: DeviceCopies | None = None, on_end: Callable[[], None] = lambda: None) -> None:
         self.slot = slot
         self.id = work.header.id
         self.error: SurefootError | None = None
         self._work = work
         self._copies = copies
+        self._on_end = on_end
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._stages = _Stages()
@@ -155,6 +156,7 @@ class Snapshot:
             self._end(error)
         finally:
             self._stages = _Stages()  # the references to live tensors
+            self._on_end()
 
     def wait(self, *, limit_s: float) -> None:
         """Until the staging has ended, well or not. After `limit_s` it is told to stop, and is then a failed one. Raises SurefootError when

@@ -1,5 +1,5 @@
-"""Keeps the ledger in step with what becomes of saves, and retires what is no longer needed. No torch: the uploader of an agent uses it, and
-the upload thread of a rank."""
+"""Keeps the ledger in step with what becomes of saves, and retires what is no longer needed. No torch: the uploader of an agent uses it,
+and the upload thread of a rank."""
 
 from __future__ import annotations
 

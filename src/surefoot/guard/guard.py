@@ -137,6 +137,8 @@ class Guard:
             saver=self._saver,
         )
         self._recorder.say(resumed.message)
+        self._saver.close_siblings()
+        self._saver.get_ready()
         if self._is_foreign:
             self._say_what_is_missing()
         self._restored = True
@@ -177,6 +179,7 @@ class Guard:
         self._signals, verdict = self._judge.exchange(
             measured,
             leave=self._requests.reason is not None,
+            saves=self._saver.words(),
             save_clock_s=self._saver.since_last_s,
             save_stall_s=self._saver.last_stall_s,
         )
@@ -188,6 +191,8 @@ class Guard:
             gradient_divisor=self._gradient_divisor,
             max_skips_in_a_row=self._config.monitor.max_skips_in_a_row,
         )
+        if self._action.proceeds:
+            self._times.add("save_s", self._saver.staged())  # an update must not meet a copy that is being taken
         self._times.judged(measured, lr=lr if lr is not None else float(self._state.optimizer.param_groups[0]["lr"]))
         return self._action
 
@@ -211,11 +216,13 @@ class Guard:
             self._state.tokens += signals.num_live_tokens
         if isinstance(action, SkipUpdate):
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
+        with self._times.measure("save_s"):
+            saved = self._saver.settle(signals)
         held_out = None if self._leave else self._evaluate_if_due()
-        if self._leave is None and self._saver.reason_to_save(signals) is not None:
+        if self._leave is None and (due := self._saver.due(signals)) is not None:
             # A kill between commit and row would leave this step without one for good; the row below takes this one's place.
             self._recorder.write(self._report(signals, action, held_out, saved=None))
-        saved = None if self._leave else self._save_if_due(signals)
+            saved = self._save(*due) or saved
         report = self._report(signals, action, held_out, saved=saved)
         if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
             self._recorder.tell(report)
@@ -247,6 +254,7 @@ class Guard:
 
     def _release(self, *, in_order: bool) -> None:
         self._requests.close()
+        self._saver.close(in_order=in_order, read_back=self._leave is None or self.finished)
         self._recorder.close(in_order=in_order)
         self._beat.beat(phase=Phase.STOPPED, step=self._state.step)
         if self._lease is not None:
@@ -275,15 +283,17 @@ class Guard:
         with self._times.measure("evaluate_s"):
             return self._evaluation.held_out()
 
-    def _save_if_due(self, signals: Signals) -> str | None:
-        reason = self._saver.reason_to_save(signals)
-        if reason is None:
-            return None
+    def _save(self, reason: str, wait: bool) -> str | None:
+        """The id of what is committed now; None when the save goes on beside the loop, or failed."""
         self._beat.beat(phase=Phase.SAVE, step=self._state.step)
         with self._times.measure("save_s"):
-            return self._saver.save(reason=reason)
+            if wait:
+                return self._saver.save(reason=reason)
+            self._saver.begin(reason=reason)
+            return None
 
     def _finish_run(self) -> None:
+        self._saver.await_read_back()
         self._recorder.ledger(Event.RUN_FINISHED, fields={"state_digest": self._saver.last_digest, "checkpoint": self._saver.last_id})
         self._leave = Leave(0, "finished")
 

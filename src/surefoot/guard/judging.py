@@ -9,6 +9,7 @@ import torch
 
 from surefoot.core.clock import Clock
 from surefoot.core.records import Signals, Verdict
+from surefoot.guard.saving import SaveWords
 from surefoot.guard.state import TrainState
 from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
 from surefoot.monitor.vector import Flag, HostWords, encode, fold
@@ -36,7 +37,9 @@ class Judge:
         self._gradient_divisor = gradient_divisor
         self._clock = clock
 
-    def exchange(self, measured: Measured, *, leave: bool, save_clock_s: float, save_stall_s: float) -> tuple[Signals, Verdict]:
+    def exchange(
+        self, measured: Measured, *, leave: bool, saves: SaveWords, save_clock_s: float, save_stall_s: float
+    ) -> tuple[Signals, Verdict]:
         """Collective over the loop group: the one all-gather of the step. Reads the device once."""
         parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
         gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size)
@@ -45,7 +48,7 @@ class Judge:
             generation=self._generation,
             attempt=self._state.attempt,
             step=self._state.step,
-            flags=Flag.LEAVE if leave else Flag(0),
+            flags=(Flag.LEAVE if leave else Flag(0)) | (Flag.SAVE if saves.wants_save else Flag(0)),
             blocklist_word=0,
             num_live_tokens=measured.num_live_tokens,
             data_wait_s=measured.data_wait_s,
@@ -54,7 +57,9 @@ class Judge:
             cpu_s=time.process_time(),
             save_clock_s=save_clock_s,
             save_stall_s=save_stall_s,
-            save_slot_free=True,
+            save_slot_free=saves.slot_free,
+            save_point=saves.point,
+            save_state=saves.state,
         )
         loss_sum = measured.loss_sum.detach().to(device=self._world.device, dtype=torch.float64)
         device_values = torch.stack((loss_sum, squared_norm * self._gradient_divisor**2, num_nonfinite))

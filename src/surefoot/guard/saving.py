@@ -1,113 +1,439 @@
-"""Saves: when, under which id, again when one failed, and what may be retired afterwards."""
+"""Saves: when, under which id, beside the loop or with it, again when one failed, and when to stop because none works.
+
+A save is begun at the end of a step and copied while the next one computes (`staged` waits for that before an update). What became of it
+travels in the vector of each step, so all ranks learn it at the same step, and whatever follows is decided by all of them there.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.checkpoint.commit import save
-from surefoot.checkpoint.manifest import checkpoint_id
-from surefoot.checkpoint.retention import remove, retire
-from surefoot.checkpoint.state import collect
+from surefoot.checkpoint.commit import await_outcome, error_of, no_memory, outcome_of, prepare, tell
+from surefoot.checkpoint.manifest import checkpoint_id, read_manifest
+from surefoot.checkpoint.memory_limit import memory_limit, slots_that_fit
+from surefoot.checkpoint.save_plan import PlannedSave, SavePlans
+from surefoot.checkpoint.slot import Slot
+from surefoot.checkpoint.slot_pool import SlotPool, close_all, slots_handed_over
+from surefoot.checkpoint.staging import CudaCopies, DeviceCopies, Snapshot, Work
+from surefoot.checkpoint.state import LiveState, collect
+from surefoot.checkpoint.upload import Uploader
 from surefoot.core.clock import Clock
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import CheckpointError, ConfigError, SurefootError, Torn
 from surefoot.core.events import Event
 from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.ports import NamedData
 from surefoot.core.records import Manifest, Signals
 from surefoot.core.sections import RunConfig
 from surefoot.core.version import __version__
+from surefoot.guard.account import Account
 from surefoot.guard.environment import describe_environment
 from surefoot.guard.recording import Recorder
 from surefoot.guard.save_policy import reason_to_save
 from surefoot.guard.state import TrainState
-from surefoot.observe.lineage import fold_lineage
-from surefoot.tensors.world import World
+from surefoot.guard.upload_thread import UploadThread
+from surefoot.monitor.vector import SaveState
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
+from surefoot.tensors.world import World, agree_ok, broadcast_json, gather_json
 
 logger = logging.getLogger(__name__)
 
+_INDEX_ROOM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWords:
+    """What this rank says about saves in the vector of a step. `wants_save` asks for one."""
+
+    point: int
+    state: SaveState
+    slot_free: bool
+    wants_save: bool
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A save whose outcome is not agreed on. Without a slot it failed before one was filled; `error` says why."""
+
+    id: str
+    step: int
+    point: int
+    reason: str
+    began_s: float
+    slot: Slot | None = None
+    snapshot: Snapshot | None = None
+    error: SurefootError | None = None
+
 
 class Saver:
-    """Knows the newest commit of this process; everything else about checkpoints is in the ledger and in their folders."""
+    """All saves of this process. Of older ones it knows only the newest commit; the rest is in the ledger and in the folders."""
 
     def __init__(
         self, state: TrainState, *, config: RunConfig, world: World, run_dir: Path, generation: int, recorder: Recorder, clock: Clock
     ) -> None:
         self.root = run_dir / "checkpoints"
         self.last_id: str | None = None
-        self.last_digest: str | None = None
         self.last_saved_step = 0
         self.last_stall_s = 0.0
         self._state = state
         self._config = config
+        self._section = config.checkpoint
         self._world = world
         self._generation = generation
         self._recorder = recorder
         self._clock = clock
+        self._plans = SavePlans()
+        self._fitted: PlannedSave | None = None
+        self._reserving: threading.Thread | None = None
+        self._copies: DeviceCopies | None = CudaCopies(world.device) if world.device.type == "cuda" else None
+        self._under_way: deque[_UnderWay] = deque()
+        self._point = 0
+        self._failures = _Failures(config.checkpoint.max_save_tries, began_s=clock.monotonic_s())
+        self._put_off: str | None = None
         self._last_began_s = clock.monotonic_s()
-        self._failed_points = 0
+        self._committed_slot: tuple[Slot, str] | None = None
+        self._committed_step = 0
+        self._told_damaged = ""
+        self._begun_at: tuple[int, int] = (-1, 0)
+        handed_over = slots_handed_over()
+        self.sibling_slots = [slot for slot in handed_over if slot.rank != world.rank]
+        own = [slot for slot in handed_over if slot.rank == world.rank]
+        self._pool = SlotPool(own) if own else SlotPool.create(rank=world.rank, num_slots=config.checkpoint.num_slots)
+        self._uploads = None if own else self._make_thread(run_dir)
 
     @property
     def since_last_s(self) -> float:
         """Seconds since the last save began, or since the start."""
         return self._clock.monotonic_s() - self._last_began_s
 
-    def reason_to_save(self, signals: Signals) -> str | None:
-        return reason_to_save(
-            self._state.step,
-            signals,
-            self._config.checkpoint,
-            num_steps=self._config.train.num_steps,
-            last_saved_step=self.last_saved_step,
-        )
+    @property
+    def last_digest(self) -> str | None:
+        """On rank 0. State digest of the newest commit."""
+        return read_manifest(self.root / self.last_id).state_digest if self.last_id is not None else None
+
+    @property
+    def slots(self) -> list[Slot]:
+        """This rank's, and those of its siblings on this machine until `close_siblings`: what an agent kept over a restart."""
+        return [*self._pool.slots, *self.sibling_slots]
+
+    def close_siblings(self) -> None:
+        """Local. After the restore: what other ranks hold is theirs."""
+        close_all(self.sibling_slots)
+        self.sibling_slots = []
 
     def stands_on(self, manifest: Manifest) -> None:
         """The state is that of `manifest` now: the parent of the next save."""
-        self.last_id, self.last_digest, self.last_saved_step = manifest.id, manifest.state_digest, manifest.step
+        self.last_id, self.last_saved_step, self._committed_step = manifest.id, manifest.step, manifest.step
+        self._put_off = None
+        self._failures.forget()
 
-    def save(self, *, reason: str) -> str | None:
-        """Collective over the save group. Commit the present state; its id, or None when this save point failed and the run may go on.
+    def get_ready(self) -> None:
+        """Collective over the save group. Plan the first save, see what fits into memory, and take it, beside the loop.
 
-        A failed try is repeated at once under a fresh id. Raises CheckpointError when the state must not go unsaved: at the end of the
-        run, or when `checkpoint.max_failed_saves` save points in a row failed.
+        All ranks raise ConfigError when not even one host copy fits.
         """
-        self._last_began_s = self._clock.monotonic_s()
-        last_error: CheckpointError | None = None
-        for retry in range(self._config.checkpoint.max_save_tries):
-            try:
-                self._commit(retry=retry, reason=reason)
-            except CheckpointError as error:
-                last_error = error
-                logger.warning("save %d of %d failed: %s", retry + 1, self._config.checkpoint.max_save_tries, error)
-                self._recorder.ledger_if_possible(Event.SAVE_FAILED, reason=str(error), fields={"retry": retry, "wanted": reason})
-                continue
-            self._failed_points = 0
-            self.last_stall_s = self._clock.monotonic_s() - self._last_began_s
-            self._retire_old()
-            return self.last_id
-        self._failed_points += 1
-        is_final = self._state.step >= self._config.train.num_steps
-        if last_error is not None and (is_final or self._failed_points >= self._config.checkpoint.max_failed_saves):
-            raise last_error
+        if self._uploads is not None and not self._uploads.is_alive:
+            self._uploads.start()
+        if overlap_refused_by(self._state) and self._section.overlap:
+            self._recorder.say(f"note: saves are not overlapped with the next step: {overlap_refused_by(self._state)}")
+        draft = self._draft("s0-a1")
+        self._fit(prepare(draft, state=self._collect(), extras={}, world=self._world, plans=self._plans).planned)
+
+    # --- in each step ---
+
+    def words(self) -> SaveWords:
+        """Local. For the vector of this step."""
+        oldest = self._under_way[0] if self._under_way else None
+        state, _ = self._look(oldest) if oldest else (SaveState.NONE, None)
+        damaged = self._found_damaged()
+        return SaveWords(oldest.point if oldest else 0, state, slot_free=self._pool.free() is not None, wants_save=damaged)
+
+    def staged(self) -> float:
+        """Local. Wait until nothing reads the live tensors any more; the seconds that took. Bounded by `checkpoint.upload_limit_s`."""
+        started_s = self._clock.monotonic_s()
+        for save in self._under_way:
+            if save.snapshot is not None:
+                save.snapshot.wait(limit_s=self._section.upload_limit_s)
+        waited_s = self._clock.monotonic_s() - started_s
+        self.last_stall_s += waited_s
+        return waited_s
+
+    def settle(self, signals: Signals) -> str | None:
+        """Collective over the save group when a save failed, else local. What all ranks agreed on in this step: the id of a commit.
+
+        Raises CheckpointError when saves have failed for so long that the run must not go on.
+        """
+        if not signals.save_outcome or not self._under_way or self._under_way[0].point != signals.save_point:
+            return None
+        save = self._under_way.popleft()
+        if signals.save_outcome == "committed":
+            self._committed(save)
+            return save.id
+        _, told = self._look(save)
+        if save.slot is not None:
+            save.slot.cancel()
+        self._note_failure(save, told)
         return None
 
-    def _commit(self, *, retry: int, reason: str) -> None:
-        manifest = save(
-            self.root,
-            self._draft(retry=retry),
-            state=collect(self._state.model, self._state.optimizer),
-            extras=self._state.extras() if self._world.leads else {},  # rank 0 writes them; all ranks have the same
-            world=self._world,
-        )
-        self.stands_on(manifest)
-        self._recorder.ledger(Event.CHECKPOINT_COMMITTED, reason=reason, fields=commit_fields(manifest))
+    def due(self, signals: Signals) -> tuple[str, bool] | None:
+        """Local, the same on all ranks. Why the present state is saved now, and whether the loop waits for the commit; or None.
 
-    def _draft(self, *, retry: int) -> Manifest:
+        A save for which some rank has no free slot is put off to the first step at which all have one; one that the loop waits for is not.
+        """
+        wanted = reason_to_save(
+            self._state.step,
+            signals,
+            self._section,
+            num_steps=self._config.train.num_steps,
+            last_saved_step=self.last_saved_step,
+        )
+        is_last = self._state.step >= self._config.train.num_steps or signals.leave_requested
+        reason = wanted or self._failures.again or self._put_off
+        if reason is None or self._state.step == self.last_saved_step:
+            return None
+        if is_last:
+            return reason, True
+        if not signals.save_slot_free:
+            self._put_off = reason
+            return None
+        self._put_off = None
+        return reason, False
+
+    def begin(self, *, reason: str) -> str:
+        """Collective over the save group. Begin to save the present state beside the loop; the id under which it is tried.
+
+        Whatever goes wrong is told in the vector of the next step.
+        """
+        is_retry, self._failures.again = self._failures.again is not None, None
+        overlap = self._section.overlap and not is_retry and not overlap_refused_by(self._state)
+        save = self._begin(reason, overlap=overlap)
+        self._under_way.append(save)
+        return save.id
+
+    def save(self, *, reason: str) -> str | None:
+        """Collective over the save group. Save the present state and wait for the commit; its id, or None when no try worked.
+
+        Raises CheckpointError when the run is finished, and thus must not go unsaved, or when it must not go on.
+        """
+        self.drain()
+        error: SurefootError | None = None
+        for _ in range(self._section.max_save_tries):
+            self._pool.wait_free(limit_s=self._section.upload_limit_s, clock=self._clock)
+            save = self._begin(reason, overlap=False)
+            error = self._await(save)
+            if error is None:
+                self._committed(save)
+                return save.id
+        if error is not None and self._state.step >= self._config.train.num_steps:
+            raise error
+        return None
+
+    def drain(self) -> None:
+        """Collective over the save group. Until no save is under way: nothing reads the live tensors, and all outcomes are known.
+
+        For what changes the state in place: a roll-back, a restore. Raises CheckpointError as `settle` does.
+        """
+        while self._under_way:
+            save = self._under_way.popleft()
+            if self._await(save) is None:
+                self._committed(save)
+
+    def await_read_back(self) -> None:
+        """Local. On rank 0: until storage gave back the newest commit, or not; bounded by `checkpoint.upload_limit_s`."""
+        if not self._world.leads or self._committed_slot is None:
+            return
+        slot, checkpoint = self._committed_slot
+        deadline_s = self._clock.monotonic_s() + self._section.upload_limit_s
+        while self._clock.monotonic_s() < deadline_s and not self._uploads_are_gone():
+            header = slot.header()
+            if header is None or header.id != checkpoint or header.read_back:
+                return
+            self._clock.sleep(0.005)
+
+    def close(self, *, in_order: bool, read_back: bool) -> None:
+        """Local. Let staging and uploads of this process end. Where an agent has the slots, it goes on with what is staged."""
+        launch = self._config.launch
+        after_error_s = launch.grace_s if self._world.size == 1 else launch.settle_s  # other ranks' parts may never come
+        limit_s = self._section.upload_limit_s if in_order else after_error_s
+        for save in self._under_way:
+            if save.snapshot is not None:
+                save.snapshot.wait(limit_s=limit_s)
+        if self._reserving is not None:
+            self._reserving.join()
+        if self._uploads is not None:
+            self._uploads.end(limit_s=limit_s, read_back=read_back)
+        self._under_way.clear()
+        self._committed_slot = None
+        self.close_siblings()
+        self._pool.close()
+
+    # --- one save ---
+
+    def _begin(self, reason: str, *, overlap: bool) -> _UnderWay:
+        self._last_began_s = started_s = self._clock.monotonic_s()
+        self._point += 1
+        step, tries = self._begun_at
+        retry = tries if step == self._state.step else 0
+        self._begun_at = self._state.step, retry + 1
+        checkpoint = checkpoint_id(self._state.step, attempt=self._state.attempt, retry=retry)
+        save = _UnderWay(checkpoint, self._state.step, self._point, reason, started_s)
+        extras, error = self._extras()
+        try:
+            work = prepare(
+                self._draft(checkpoint),
+                state=self._collect(),
+                extras=extras,
+                world=self._world,
+                plans=self._plans,
+                overlap=overlap,
+                updates=lambda: self._state.updates,
+                reason=reason,
+                error=error,
+            )
+            self._fit(work.planned)
+        except CheckpointError as refused:
+            save.error = refused
+        else:
+            self._stage(save, work)
+        self.last_saved_step = self._state.step
+        self.last_stall_s = self._clock.monotonic_s() - started_s
+        return save
+
+    def _stage(self, save: _UnderWay, work: Work) -> None:
+        """Local. Fill a slot, or say why not: no other rank waits here."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+        slot = self._pool.free()
+        if slot is None:
+            save.error = CheckpointError("no slot is free: the upload before is not done", where=f"rank {self._world.rank}")
+            return
+        try:
+            save.slot = self._pool.take(slot)
+            save.snapshot = Snapshot(slot, work, copies=self._copies, on_end=self._kick)
+            save.snapshot.begin()
+            save.snapshot.start()
+        except OSError as error:
+            save.error = no_memory(error, where=str(slot))
+        except SurefootError as error:
+            save.error = error
+
+    def _look(self, save: _UnderWay) -> tuple[SaveState, SurefootError | None]:
+        """Local. What this rank knows of a save."""
+        error = save.error or (save.snapshot.error if save.snapshot is not None else None)
+        if error is not None or save.slot is None:
+            return SaveState.FAILED, error
+        outcome, error = outcome_of(save.slot, save.id)
+        if outcome:
+            return (SaveState.COMMITTED, None) if outcome == "committed" else (SaveState.FAILED, error)
+        if self._uploads_are_gone():
+            return SaveState.FAILED, CheckpointError("the upload thread died", where=save.id)
+        if (passed_s := self._clock.monotonic_s() - save.began_s) > self._section.upload_limit_s:
+            hint = "raise checkpoint.upload_limit_s if storage is that slow"
+            return SaveState.FAILED, CheckpointError(f"not committed after {passed_s:.0f} s", where=save.id, hint=hint)
+        return SaveState.UNDER_WAY, None
+
+    def _await(self, save: _UnderWay) -> SurefootError | None:
+        """Collective over the save group. Wait for the outcome: None when it is committed, else the error, the same on all ranks, noted."""
+        try:
+            await_outcome(
+                self._world,
+                slot=save.slot,
+                checkpoint=save.id,
+                error=lambda: self._look(save)[1],
+                work=lambda: False,
+                limit_s=self._section.upload_limit_s,
+                clock=self._clock,
+            )
+        except CheckpointError as error:
+            if save.slot is not None:
+                save.slot.cancel()
+                self._kick()
+            self._note(save, error)
+            return error
+        return None
+
+    def _committed(self, save: _UnderWay) -> None:
+        self.last_id, self._committed_step = save.id, save.step
+        self._committed_slot = (save.slot, save.id) if save.slot is not None else None
+        self._failures.none(now_s=self._clock.monotonic_s())
+
+    def _note_failure(self, save: _UnderWay, told: SurefootError | None) -> None:
+        """Collective over the save group. All ranks failed this save in this step: gather why, and decide what follows."""
+        states = gather_json(self._world, ["failed" if told else "", tell(told) if told else None])
+        error = error_of([["failed", told] for _, told in states], save.id) if any(state for state, _ in states) else None
+        self._note(save, error or CheckpointError("the save failed", where=save.id))
+
+    def _note(self, save: _UnderWay, error: SurefootError) -> None:
+        """Collective over the save group. Say that a save failed, and count it. Raises it when the run must not go on."""
+        logger.warning("save %s failed: %s", save.id, error)
+        event = Event.SNAPSHOT_TORN if isinstance(error, Torn) else Event.SAVE_FAILED
+        self._recorder.ledger_if_possible(
+            event, reason=str(error), fields={"id": save.id, "retry": self._failures.tries, "wanted": save.reason}
+        )
+        if self.last_saved_step == save.step:
+            self.last_saved_step = -1  # this state is not saved
+        self._failures.one(save.reason)
+        unsaved_s = float(broadcast_json(self._world, self._clock.monotonic_s() - self._failures.last_success_s))  # one clock for all
+        if self._failures.points >= self._section.max_failed_saves and unsaved_s >= self._section.save_grace_s:
+            raise error
+
+    def _fit(self, planned: PlannedSave) -> None:
+        """Collective over the save group where the plan is a new one. How many slots there may be, and their memory taken in time."""
+        if planned is self._fitted:
+            return
+        num_bytes = planned.image.num_bytes + _INDEX_ROOM_BYTES
+        fit, refused = 0, None
+        try:
+            fit = slots_that_fit(
+                num_bytes,
+                wanted=self._section.num_slots,
+                local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", self._world.size)),
+                fraction=self._section.host_fraction,
+                limit=memory_limit(),
+            )
+        except ConfigError as error:
+            refused = error
+        if (agreed := agree_ok(self._world, refused)) is not None:
+            raise agreed
+        num_slots = min(gather_json(self._world, fit))
+        if num_slots < len(self._pool.slots):
+            self._recorder.say(f"note: {num_slots} host copies per rank instead of {len(self._pool.slots)}: more do not fit into memory")
+            self._pool.keep(num_slots)
+        self._fitted = planned
+        if not self._under_way and self._reserving is None:
+            self._reserving = threading.Thread(target=self._reserve, args=(num_bytes,), name="surefoot-reserve", daemon=True)
+            self._reserving.start()
+
+    def _reserve(self, num_bytes: int) -> None:
+        try:
+            for slot in self._pool.slots:
+                slot.reserve(num_bytes)
+        except OSError as error:
+            logger.warning("host memory for saves could not be taken yet: %s", error)  # the save itself will say so
+
+    def _collect(self) -> LiveState:
+        return collect(self._state.model, self._state.optimizer)
+
+    def _extras(self) -> tuple[dict[str, object], SurefootError | None]:
+        """Rank 0 writes them; all ranks have the same. What has no JSON form is told to all."""
+        if not self._world.leads:
+            return {}, None
+        try:
+            return self._state.extras(), None
+        except SurefootError as error:
+            return {}, error
+
+    def _draft(self, checkpoint: str) -> Manifest:
         ledger_seq, ledger_hash = self._recorder.position
         data = self._state.data
         return Manifest(
             format_version=0,
-            id=checkpoint_id(self._state.step, attempt=self._state.attempt, retry=retry),
+            id=checkpoint,
             run=self._config.run.name,
             step=self._state.step,
             attempt=self._state.attempt,
@@ -129,25 +455,67 @@ class Saver:
             tensors=(),
         )
 
-    def _retire_old(self) -> None:
-        """Ledgered before the files go, so that no restore ever tries one that is half gone. A failed deletion is said and left."""
-        if not self._world.leads:
-            return
-        lineage = fold_lineage(self._recorder.entries())
-        standing = [ref for ref in lineage.refs if ref.id not in lineage.retired]
-        section = self._config.checkpoint
-        for retired in retire(standing, keep_last=section.keep_last, milestone_steps=section.milestone_steps):
-            self._recorder.ledger(Event.CHECKPOINT_RETIRED, rule="retention", reason=retired.reason, fields={"id": retired.id})
-            remove(self.root, retired.id, generation=self._generation)
+    def _make_thread(self, run_dir: Path) -> UploadThread:
+        account = None
+        if self._world.leads:
+            ledger = Ledger(run_dir / LEDGER_NAME, clock=self._clock, by="rank 0")
+            account = Account(ledger, config=self._config, root=self.root, generation=lambda: self._generation)
+        uploader = Uploader(
+            self.root,
+            self._pool.slots,
+            limit_s=self._section.upload_limit_s,
+            on_committed=account.committed if account else None,
+            on_read_back=account.read_back if account else None,
+            on_failed=None,
+        )
+        return UploadThread(uploader, account=account)
+
+    def _kick(self) -> None:
+        if self._uploads is not None:
+            self._uploads.kick()
+
+    def _uploads_are_gone(self) -> bool:
+        return self._uploads is not None and not self._uploads.is_alive
+
+    def _found_damaged(self) -> bool:
+        """Local. Whether storage gave back something else than the newest commit; said once."""
+        if self._committed_slot is None:
+            return False
+        slot, checkpoint = self._committed_slot
+        header = slot.header()
+        if header is None or header.id != checkpoint or header.read_back != "damaged" or self._told_damaged == checkpoint:
+            return False
+        self._told_damaged = checkpoint
+        return True
 
 
-def commit_fields(manifest: Manifest) -> dict[str, object]:
-    """What the ledger says about a commit."""
-    return {
-        "id": manifest.id,
-        "step": manifest.step,
-        "attempt": manifest.attempt,
-        "parent": manifest.parent,
-        "state_digest": manifest.state_digest,
-        "num_bytes": sum(file.num_bytes for file in manifest.files),
-    }
+class _Failures:
+    """Counts of failed saves: tries of the present point, and points in a row. `again` is why there is to be another try."""
+
+    def __init__(self, max_tries: int, *, began_s: float) -> None:
+        self._max_tries = max_tries
+        self.tries = 0
+        self.points = 0
+        self.again: str | None = None
+        self.last_success_s = began_s
+
+    def one(self, reason: str) -> None:
+        self.tries += 1
+        self.again = reason
+        if self.tries >= self._max_tries:
+            self.tries, self.again = 0, None
+            self.points += 1
+
+    def none(self, *, now_s: float) -> None:
+        self.tries, self.points, self.again, self.last_success_s = 0, 0, None, now_s
+
+    def forget(self) -> None:
+        self.tries, self.again = 0, None
+
+
+def overlap_refused_by(state: TrainState) -> str:
+    """Local. Why parameters may change during a backward; empty when they do not."""
+    for group in state.optimizer.param_groups:
+        if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in group["params"]):
+            return "a parameter has a hook that runs when its gradient is ready, as an optimizer step in the backward has"
+    return ""

@@ -10,7 +10,7 @@ from surefoot.guard.judging import Measured
 
 
 class StepTimes:
-    """begin -> judge -> judged -> applied -> end, in this order once a step; `measure` adds a named part."""
+    """begin -> judge -> judged -> applied -> end, in this order once a step; `measure` adds to a named part."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class StepTimes:
             "lr": lr,
             "data_wait_s": measured.data_wait_s,
             "forward_backward_s": measured.forward_backward_s,
-            "exchange_s": self._judged_s - self._judge_s,
+            "exchange_s": self._judged_s - self._judge_s - self._parts["save_s"],
         }
 
     def applied(self) -> None:
@@ -40,7 +40,10 @@ class StepTimes:
     def measure(self, part: str) -> Iterator[None]:
         started_s = self._clock.monotonic_s()
         yield
-        self._parts[part] = self._clock.monotonic_s() - started_s
+        self._parts[part] += self._clock.monotonic_s() - started_s
+
+    def add(self, part: str, duration_s: float) -> None:
+        self._parts[part] += duration_s
 
     def end(self, *, num_live_tokens: int) -> dict[str, float]:
         """The fields of StepReport that are times, rates or the learning rate."""

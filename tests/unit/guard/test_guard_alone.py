@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Loop:
     sick: tuple[int, ...] = ()
     with_schedule: bool = True
     stop_at: int = 1_000_000
+    at_step: Callable[[int], object] = lambda step: None
+    stop_when: Callable[[], bool] = lambda: False
     rates: list[float] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
 
@@ -75,7 +77,8 @@ class Loop:
                 schedule.step()
                 self.rates.append(optimizer.param_groups[0]["lr"])
                 self.actions.append(guard.finish().action)
-                if guard.step == self.stop_at:
+                self.at_step(guard.step)
+                if guard.step == self.stop_at or self.stop_when():
                     raise KeyboardInterrupt
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -164,8 +167,9 @@ def test_a_published_checkpoint_that_nobody_ledgered_is_adopted(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         Loop(config_of(tmp_path), stop_at=12).run()
     lines = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    assert b"s10-a1" in lines[-1]
-    (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))  # as if killed between publishing and saying so
+    said = next(number for number, line in enumerate(lines) if b"s10-a1" in line)
+    assert b"checkpoint.committed" in lines[said]
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:said]))  # as if killed between publishing and saying so
     Loop(config_of(tmp_path)).run()
     entries = read_ledger(tmp_path / "ledger.jsonl")
     adopted = [entry.fields["id"] for entry in entries if entry.event == "checkpoint.adopted"]
@@ -197,12 +201,30 @@ class FullDisk:
         self.path.write_text("in the way")
 
 
+def failed_saves(run_dir: Path) -> list[int]:
+    """The number of each try at its save point."""
+    return [int(str(entry.fields["retry"])) for entry in read_ledger(run_dir / "ledger.jsonl") if entry.event == "save.failed"]
+
+
 def test_one_save_point_may_fail_and_the_second_in_a_row_ends_the_run(tmp_path: Path) -> None:
     FullDisk(tmp_path)
-    loop = Loop(config_of(tmp_path))
-    with pytest.raises(SurefootError) as raised:
+    config = config_of(tmp_path, num_steps=100_000)
+    loop = Loop(replace(config, checkpoint=replace(config.checkpoint, save_grace_s=0.0)))
+    with pytest.raises(SurefootError, match="File exists") as raised:
         loop.run()
     assert raised.value.exit_code == 5
-    assert len(loop.actions) == 9  # step 5 failed and the run went on; step 10 did not finish
-    failed = [entry for entry in read_ledger(tmp_path / "ledger.jsonl") if entry.event == "save.failed"]
-    assert [entry.fields["retry"] for entry in failed] == [0, 1, 2, 0, 1, 2]
+    assert 5 < len(loop.actions) < 100_000
+    assert failed_saves(tmp_path) == [0, 1, 2, 0, 1, 2]
+
+
+def test_failed_saves_do_not_end_the_run_within_the_grace(tmp_path: Path) -> None:
+    disk = FullDisk(tmp_path)
+
+    def free_the_disk(step: int) -> None:
+        if disk.path.is_file() and len(failed_saves(tmp_path)) > 6:
+            disk.path.unlink()
+
+    loop = Loop(config_of(tmp_path, num_steps=100_000), at_step=free_the_disk, stop_when=lambda: "checkpoint.committed" in events(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert not disk.path.is_file()

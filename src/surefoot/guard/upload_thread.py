@@ -1,0 +1,66 @@
+"""The uploader of one rank where no agent runs one: a thread beside the loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from surefoot.checkpoint.upload import Uploader
+from surefoot.guard.account import Account
+
+logger = logging.getLogger(__name__)
+
+_BUSY_WAIT_S = 0.01  # while other ranks' parts are awaited, which show only in the folder
+_IDLE_WAIT_S = 1.0  # against a lost wake-up; also how often a ledger that could not be written is tried again
+
+
+class UploadThread:
+    """Owns an Uploader: after `start`, nobody else calls it. `account` is the leader's."""
+
+    def __init__(self, uploader: Uploader, *, account: Account | None) -> None:
+        self._uploader = uploader
+        self._account = account
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._read_back = True
+        self._limit_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="surefoot-upload", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def kick(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+
+    def end(self, *, limit_s: float, read_back: bool) -> None:
+        """Finish what is under way, within `limit_s`; what was committed meanwhile is read back unless there is no time for that."""
+        self._read_back, self._limit_s = read_back, limit_s
+        self._ending.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(limit_s + _IDLE_WAIT_S)
+        if self._thread.is_alive():
+            logger.warning("the upload did not end within %g s: storage hangs", limit_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                worked = self._uploader.step()
+                if self._account is not None:
+                    self._account.write()
+                if not worked:
+                    self._wake.wait(_BUSY_WAIT_S if self._uploader.busy else _IDLE_WAIT_S)
+                    self._wake.clear()
+            if not self._read_back:
+                self._uploader.skip_read_back()
+            for failure in self._uploader.drain(limit_s=self._limit_s):
+                logger.warning("not saved: %s", failure)
+            if self._account is not None:
+                self._account.write()
+        except Exception:  # the boundary of the thread: the ranks see that it is gone and fail what it had
+            logger.exception("the upload thread died")
