@@ -77,7 +77,7 @@ class PartReader:
     def part(self, info: _StorageInfo) -> Part:
         """Where the part lies. Raises Corrupt or OSError, and Incompatible for what torch's transforms changed."""
         if info.relative_path not in self._files:
-            raise Corrupt("the manifest does not know this file")
+            raise Incomplete("its file is missing")
         if getattr(info, "transform_descriptors", None):
             raise Incompatible(f"stored through {info.transform_descriptors}, which only its writer can undo")
         found = ZipSlice(self._reader(info), length=info.length)
