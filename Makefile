@@ -8,14 +8,14 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_INDEX ?=
 # The interpreter that makes .venv; empty looks for one.
 PYTHON ?=
-# More for `make train` and `make bench`, such as ARGS="train.num_steps=60".
+# More for `make train`, `make bench` and `make bench-checkpoint`, such as ARGS="train.num_steps=60".
 ARGS ?=
 
 BIN := .venv/bin
 TIMED := scripts/timed
 PYTEST := $(BIN)/python -m pytest -m "not campaign and not gpu"
 
-.PHONY: help gpu install train test check format lint types contracts unit ranks drills fix lock docs bench campaign
+.PHONY: help gpu install train test check format lint types contracts unit ranks drills fix lock docs bench bench-checkpoint campaign
 
 help:
 	@echo "make install   .venv with everything, torch included; says first what it downloads"
@@ -24,6 +24,7 @@ help:
 	@echo "make check     format, lint, types, contracts, tests: what CI runs"
 	@echo "make fix       format and mend what can be mended"
 	@echo "make bench     the benchmark against a plain loop"
+	@echo "make bench-checkpoint  what saves and loads cost, against bare copies and stock DCP"
 	@echo "make campaign  the long fault campaigns"
 	@echo "make gpu       the checks that need a GPU"
 
@@ -66,6 +67,9 @@ lock: install
 
 bench: install
 	@$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+bench-checkpoint: install
+	@$(BIN)/python benchmarks/checkpoint.py $(ARGS)
 
 campaign: install
 	@$(BIN)/python -m pytest -m campaign tests

@@ -174,9 +174,9 @@ def new_bench(work: Path, *, quick: bool) -> Bench:
 
 def draft(name: str) -> Manifest:
     return Manifest(
-        format_version=0, id=name, run="bench", step=1, attempt=1, generation=1, parent=None, time_utc="2026-01-01T00:00:00.000Z", loss=1.0, tokens=1,
-        state_digest="", config_hashes={}, data_hash="", code_version="0", topology={}, environment={}, ledger_seq=1, ledger_hash="",
-        cursor={}, files=(), tensors=(),
+        format_version=0, id=name, run="bench", step=1, attempt=1, generation=1, parent=None, time_utc="2026-01-01T00:00:00.000Z",
+        loss=1.0, tokens=1, state_digest="", config_hashes={}, data_hash="", code_version="0", topology={}, environment={}, ledger_seq=1,
+        ledger_hash="", cursor={}, files=(), tensors=(),
     )  # fmt: skip
 
 
