@@ -16,7 +16,6 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from surefoot.cli.aides import aides_of
 from surefoot.cli.console import say
 from surefoot.cli.resume_from import wish_for
 from surefoot.config import LoadedConfig, load_config
@@ -125,6 +124,8 @@ def _config_file(target: Path) -> Path:
 
 
 def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
+    from surefoot.cli.aides import aides_of  # the signals are answered by now: nothing slow stands before that
+
     run_dir, clock = Path(loaded.config.run.dir), SystemClock()
     with _folder_of(run_dir), RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
         opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
