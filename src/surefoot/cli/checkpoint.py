@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from surefoot.checkpoint.manifest import read_manifest
+from surefoot.cli.checkpoint_branch import branch_
 from surefoot.cli.checkpoint_export import export_
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, as_json, describe, find
+from surefoot.cli.checkpoint_import import import_
 from surefoot.cli.checkpoint_list import list_
-from surefoot.cli.checkpoint_move import branch_, import_
 from surefoot.cli.checkpoint_prove import prove_
 from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError
