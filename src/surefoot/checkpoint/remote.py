@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 MARKER_FORMAT = 1
 _HASH_CHARS = 16
 _PIECE_BYTES = 1 << 20
+_NUM_PUBLISH_TRIES = 3  # a store may refuse two who create at once, and then there is none
 _NUM_SENDS = 2  # a flip on the way is an accident, two are not
 _MARKER = re.compile(r"(s\d+-a\d+(?:-r\d+)?)\.json")
 _FOLDER = re.compile(r"(s\d+-a\d+(?:-r\d+)?)\.([0-9a-f]{16})")
@@ -188,8 +189,11 @@ def checksum_object(store: ObjectStore, key: str, *, num_bytes: int) -> str:
 def _publish(store: ObjectStore, marker: Marker) -> bool:
     """Create the marker; whether this writer did. A marker that exists is read before somebody else is believed to have made it."""
     key = _marker_key(marker.id)
-    store.create(key, marker.as_bytes())
-    found = read_marker(store, marker.id)
+    found = None
+    for _ in range(_NUM_PUBLISH_TRIES):
+        store.create(key, marker.as_bytes())
+        if (found := read_marker(store, marker.id)) is not None:
+            break
     if found is None:
         raise Incomplete(f"{key} was created and is not there", where=str(store.url), kind="damaged")
     _refuse_other(found, marker, store=store)

@@ -75,7 +75,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def there(tmp_path: Path) -> Path:
-    return tmp_path / "there"
+    folder = tmp_path / "there"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture
@@ -178,6 +180,18 @@ def test_a_store_that_ignores_conditions_is_refused(there: Path) -> None:
     with pytest.raises(CheckpointError, match="overwrites where it was told to create"):
         Careless.open(f"file://{there}").check()
     assert list(there.iterdir()) == []
+
+
+def test_a_folder_is_made_by_who_writes_and_only_in_a_place_that_is_there(tmp_path: Path) -> None:
+    for url in (f"file://{tmp_path}/typo", f"file://{tmp_path}/typo/s1-a1"):
+        with pytest.raises(CheckpointError, match="there is no such folder") as caught:
+            fetch_for_resume(url, tmp_path / "run")
+        assert kind_of(caught.value) == "bucket-missing"
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        ObjectStore.open(f"file://{tmp_path}/not/mounted").check()
+    assert list(tmp_path.iterdir()) == []
+    ObjectStore.open(f"file://{tmp_path}/new").check()
+    assert (tmp_path / "new").is_dir()
 
 
 def test_a_retired_copy_is_unpublished_first_and_then_gone(tmp_path: Path, there: Path, store: ObjectStore) -> None:
