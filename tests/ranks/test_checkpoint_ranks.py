@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.checkpoint.audit import audit
 from surefoot.checkpoint.commit import save
 from surefoot.checkpoint.manifest import read_manifest, rng_key
 from surefoot.checkpoint.restore import load
 from surefoot.checkpoint.slot import Slot
+from surefoot.checkpoint.sources import SlotSource
 from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.verify import verify
 from surefoot.core.errors import CheckpointError, PeerLost, SurefootError
@@ -110,26 +114,117 @@ def load_as(*, rank: int, world_size: int, root: Path, layout: str) -> tuple[dic
     return _whole_bits(model, optimizer), drawn, loaded.rng_restored, loaded.notes
 
 
-LAYOUTS = [("ddp", 2), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)]
+Layout = tuple[str, int]
+LAYOUTS: list[Layout] = [("ddp", 1), ("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("hsdp", 4)]
+# Each number of ranks to each number of ranks, and each layout to each layout, in as few pairs as that takes.
+PAIRS: dict[Layout, list[Layout]] = {
+    ("ddp", 1): [("ddp", 1), ("fsdp", 2), ("ddp", 3), ("hsdp", 4)],
+    ("fsdp", 2): [("ddp", 1), ("ddp", 3)],
+    ("ddp", 2): [("fsdp", 2), ("hsdp", 4)],
+    ("fsdp", 3): [("ddp", 1), ("fsdp", 3), ("hsdp", 4)],
+    ("ddp", 3): [("ddp", 2)],
+    ("hsdp", 4): [("ddp", 1), ("ddp", 2), ("fsdp", 3), ("hsdp", 4)],
+    ("fsdp", 4): [("ddp", 4)],
+}
 
 
-@pytest.mark.parametrize(("layout", "num_ranks"), LAYOUTS)
-def test_a_checkpoint_of_any_layout_loads_bitwise_on_every_other(run_ranks: RunRanks, tmp_path: Path, layout: str, num_ranks: int) -> None:
-    saved = run_ranks(save_as, num_ranks, root=tmp_path, layout=layout)
+def test_the_pairs_cover_all_numbers_of_ranks_and_all_layouts() -> None:
+    pairs = [(source, target) for source, targets in PAIRS.items() for target in targets]
+    assert {(source[1], target[1]) for source, target in pairs} == {(saved, loaded) for saved in range(1, 5) for loaded in range(1, 5)}
+    kinds = ("ddp", "fsdp", "hsdp")
+    assert {(source[0], target[0]) for source, target in pairs} == {(saved, loaded) for saved in kinds for loaded in kinds}
+
+
+@pytest.mark.parametrize("source", PAIRS, ids=str)
+def test_a_checkpoint_of_any_layout_loads_bitwise_on_every_other(run_ranks: RunRanks, tmp_path: Path, source: Layout) -> None:
+    """Weights, moments and counters, by digest and by the bits of the gathered tensors."""
+    _reshard(run_ranks, tmp_path, source, PAIRS[source])
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("source", LAYOUTS, ids=str)
+def test_every_layout_loads_bitwise_on_every_other(run_ranks: RunRanks, tmp_path: Path, source: Layout) -> None:
+    _reshard(run_ranks, tmp_path, source, LAYOUTS)
+
+
+def _reshard(run_ranks: RunRanks, root: Path, source: Layout, targets: list[Layout]) -> None:
+    layout, num_ranks = source
+    saved = run_ranks(save_as, num_ranks, root=root, layout=layout)
     digest, bits, _ = saved[0]
     assert all(other[:2] == (digest, bits) for other in saved)
-    assert verify(tmp_path / "s10-a1") == []
-    for other, num_other in [("ddp", 1), ("ddp", 2), ("fsdp", 3), ("fsdp", 4)]:
-        for loaded, *_ in run_ranks(load_as, num_other, root=tmp_path, layout=other):
-            assert loaded == bits
+    assert any(key.endswith(".exp_avg_sq") for key in bits)
+    assert verify(root / "s10-a1") == []
+    for other, num_other in targets:
+        for loaded, *_ in run_ranks(load_as, num_other, root=root, layout=other):
+            assert loaded == bits, (source, other, num_other)
 
 
 def test_the_digest_does_not_know_the_layout(run_ranks: RunRanks, tmp_path: Path) -> None:
     digests = {
         run_ranks(save_as, num_ranks, root=tmp_path / f"{layout}{num_ranks}", layout=layout)[0][0]
-        for layout, num_ranks in [("ddp", 1), *LAYOUTS]
+        for layout, num_ranks in [("ddp", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4)]
     }
     assert len(digests) == 1
+
+
+# --- memory of the ranks, and stock folders of several ranks ---
+
+
+def load_from_slots(*, rank: int, world_size: int, root: Path, layout: str, flip: bool) -> tuple[dict[str, str], list[str], bool]:
+    """Save, and load into another model with the own slot as first source; rank 1's is damaged in between if `flip`."""
+    world = _world(world_size)
+    model, optimizer = _training(layout, world_size=world_size, seed=0)
+    slot = Slot.create(rank=rank, number=0)
+    save(root, _draft(), state=collect(model, optimizer), extras=EXTRAS, world=world, slot=slot)
+    if flip and rank == 1:
+        slot.image()[4000] ^= 1
+    fresh, fresh_optimizer = _training(layout, world_size=world_size, seed=9)
+    state = collect(fresh, fresh_optimizer, for_load=True)
+    loaded = load(root / "s10-a1", state=state, world=world, sources=[SlotSource([slot], checkpoint="s10-a1")])
+    same = _whole_bits(fresh, fresh_optimizer) == _whole_bits(model, optimizer)
+    slot.close()
+    return dict(loaded.sources), [problem.file for problem in loaded.problems], same
+
+
+def test_each_rank_loads_from_its_own_memory(run_ranks: RunRanks, tmp_path: Path) -> None:
+    for sources, problems, same in run_ranks(load_from_slots, 2, root=tmp_path, layout="fsdp", flip=False):
+        assert set(sources.values()) <= {"memory", "disk,memory"}  # whole tensors are stored once: the other rank reads them from the disk
+        assert (problems, same) == ([], True)
+
+
+def test_a_rank_with_damaged_memory_reads_the_disk_and_says_so(run_ranks: RunRanks, tmp_path: Path) -> None:
+    told = run_ranks(load_from_slots, 2, root=tmp_path, layout="fsdp", flip=True)
+    assert all(sources["__1_0.distcp"] == "disk" and same for sources, _, same in told)
+    assert told[1][1] == ["__1_0.distcp"]
+
+
+def test_replicas_take_from_the_disk_what_the_other_one_stored(run_ranks: RunRanks, tmp_path: Path) -> None:
+    for sources, problems, same in run_ranks(load_from_slots, 2, root=tmp_path, layout="ddp", flip=False):
+        assert set(sources.values()) <= {"memory", "disk,memory"}
+        assert "disk,memory" in sources.values()
+        assert (problems, same) == ([], True)
+
+
+def save_stock(*, rank: int, world_size: int, root: Path) -> bytes:
+    """The bytes of this rank's part of one weight."""
+    model, _ = _training("fsdp", world_size=world_size, seed=0)
+    own: Any = model.state_dict()["first.weight"]
+    dcp_save(model.state_dict(), storage_writer=FileSystemWriter(root / "stock", thread_count=2))
+    return bytes(own.to_local().numpy().tobytes())
+
+
+def test_stock_folders_of_several_ranks_and_threads_are_audited(run_ranks: RunRanks, tmp_path: Path) -> None:
+    own = run_ranks(save_stock, 3, root=tmp_path)
+    whole = audit(tmp_path / "stock")
+    assert whole.clean, whole
+    assert whole.num_files > 4
+    (file,) = [file for file in (tmp_path / "stock").glob("__1_*.distcp") if own[1] in file.read_bytes()]
+    raw = bytearray(file.read_bytes())
+    raw[raw.index(own[1]) + 9] ^= 16
+    file.write_bytes(raw)
+    found = [(problem.kind, problem.file, problem.tensor) for problem in audit(tmp_path / "stock").problems]
+    assert found == [("wrong-checksum", file.name, "first.weight")]
 
 
 def test_every_rank_has_its_own_random_stream_back(run_ranks: RunRanks, tmp_path: Path) -> None:
