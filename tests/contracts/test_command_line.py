@@ -18,7 +18,7 @@ from surefoot.config.presets import PRESETS, count_parameters
 
 Surefoot = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = {"torch", "pyarrow", "wandb", "tokenizers"}
-WITH_VERBS = {"config": ("show",), "data": ("prepare",), "checkpoint": ("list", "verify")}
+WITH_VERBS = {"config": ("show",), "data": ("prepare",), "checkpoint": ("list", "verify", "audit", "prove", "import", "export", "branch")}
 
 
 def help_calls() -> list[tuple[str, ...]]:
