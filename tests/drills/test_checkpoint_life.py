@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_stock
+from torch.distributed.checkpoint.state_dict_saver import save as save_stock
 
 from surefoot.cli.main import run
 
@@ -131,6 +138,40 @@ def test_an_import_waits_in_a_run_that_has_checkpoints(place: Path) -> None:
     assert [(row["id"], row["lineage"]) for row in rows if row["attempt"] == 0] == [("s8-a0", "abandoned"), ("s8-a0-r1", "abandoned")]
     assert surefoot("ledger", "runs/tiny", "--verify", cwd=place).returncode == 0
     assert answer_of("checkpoint", "verify", "runs/tiny/checkpoints/s8-a0", cwd=place)["ok"]
+
+
+def test_a_stock_folder_becomes_a_checkpoint_of_a_run(place: Path) -> None:
+    """Named as torchtitan and DCP's own helpers name things, by the stock library alone."""
+    ours = place / "runs" / "tiny" / "checkpoints" / "s8-a1"
+    metadata = FileSystemReader(ours).read_metadata()
+    sizes = {key: entry for key, entry in metadata.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)}
+    tensors = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in sizes.items() if not key.startswith("rng/")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no process group: said by DCP, and meant
+        load_stock(tensors, checkpoint_id=ours, no_dist=True)
+        theirs = {re.sub(r"^optim\.", "optim.state.", key): tensor for key, tensor in tensors.items()}
+        save_stock(theirs, checkpoint_id=place / "theirs", no_dist=True)
+    new = place / "runs" / "new"
+    new.mkdir()
+    shutil.copy(place / "runs" / "tiny" / "config.toml", new)
+    found = answer_of("checkpoint", "import", "theirs", "runs/new", cwd=place)
+    assert (found["id"], found["resumes_next"], found["differs"]) == ("s8-a0", True, [])
+    rows = answer_of("checkpoint", "list", "runs/tiny", cwd=place)["checkpoints"]
+    assert found["state_digest"] == rows[-1]["state_digest"]
+    result = surefoot("train", "runs/new", "train.num_steps=10", cwd=place)
+    assert result.returncode == 2, "what it was imported under is protected like what it was trained under"
+    assert "--accept-changes train" in result.stderr
+    result = surefoot("train", "runs/new", "train.num_steps=10", "--accept-changes", "train", cwd=place)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = answer_of("checkpoint", "list", "runs/new", cwd=place)["checkpoints"]
+    assert [row["step"] for row in rows] == [8, 10]
+    del theirs["model.norm.weight"]
+    shutil.rmtree(place / "theirs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        save_stock(theirs, checkpoint_id=place / "theirs", no_dist=True)
+    error = answer_of("checkpoint", "import", "theirs", "runs/new", cwd=place, exit_code=5)["error"]
+    assert "norm.weight" in error["what"] + error["where"]
 
 
 def test_nothing_damaged_is_taken_in_or_out(place: Path) -> None:

@@ -29,7 +29,7 @@ def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], 
     """What `loaded` changes about the run in its folder, all of it accepted. Writes nothing; call with the run's lock held.
 
     Raises ConfigError when hashed settings differ and their section is not in `accepted`, and when the folder holds something else than a
-    run. A run whose training never began has nothing to protect: its config may be corrected freely.
+    run. A run whose training never began, and which took nothing in, has nothing to protect: its config may be corrected freely.
     """
     _refuse_unknown_sections(accepted)
     run_dir = Path(loaded.config.run.dir)
@@ -37,7 +37,7 @@ def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], 
     if not config_path.exists():
         _refuse_foreign_folder(run_dir)
         return []
-    if not any(entry.event == Event.ATTEMPT_STARTED for entry in entries):
+    if not any(entry.event in (Event.ATTEMPT_STARTED, Event.CHECKPOINT_IMPORTED) for entry in entries):
         return []
     changes = diff_sections(load_config(config_path).config, loaded.config)
     fixed = [change for change in changes if change[:2] in _FIXED]
