@@ -15,6 +15,7 @@ from surefoot.config.names import explain_unknown_key, explain_unknown_section
 from surefoot.config.problems import Problem
 from surefoot.config.schema import describe_type, sections, settings_of
 from surefoot.core.errors import ConfigError
+from surefoot.core.tiers import without_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def given_by_overrides(overrides: Sequence[str], problems: list[Problem]) -> dic
     """The settings of `section.key=value` texts per section; a later one wins."""
     given: dict[str, dict[str, Given]] = {}
     for text in overrides:
-        where = f"override {text}"
+        where = f"override {without_credentials(text)}"
         name, separator, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")
         if not separator:

@@ -89,3 +89,8 @@ def _folder_url(url: SplitResult, *, text: str) -> StoreUrl:
     if ".." in path.split("/"):
         raise BadTier(f'"{text}" leads through ..', "write the folder itself")
     return StoreUrl(scheme="file", bucket="", prefix=path)
+
+
+def without_credentials(text: str) -> str:
+    """`text` for a message: what stands before the @ of a URL in it, or in its query, is left out."""
+    return re.sub(r"(://)[^/\s\"']*@|(\w://[^\s\"'?]*\?)[^\s\"']*", lambda match: f"{match[1]}...@" if match[1] else f"{match[2]}...", text)

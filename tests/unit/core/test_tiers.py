@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url, parse_tier, store_urls
+from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url, parse_tier, store_urls, without_credentials
 
 
 def test_stores_are_told_from_the_tiers_of_this_machine() -> None:
@@ -50,3 +50,16 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(BadTier, match="credentials never stand in a config") as caught:
         parse_store_url(text)
     assert "hidden" not in caught.value.what + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('tiers=["disk","s3://key:hidden@bucket/p"]', 'tiers=["disk","s3://...@bucket/p"]'),
+        ("s3://bucket/p?X-Amz-Signature=hidden", "s3://bucket/p?..."),
+        ("s3://bucket/p and a?b", "s3://bucket/p and a?b"),
+        ("run.name=a@b", "run.name=a@b"),
+    ],
+)
+def test_a_message_repeats_no_credentials(text: str, told: str) -> None:
+    assert without_credentials(text) == told
