@@ -71,6 +71,7 @@ FIXED: dict[str, st.SearchStrategy[Any]] = {
     "optimizer.beta2": st.floats(0.0, 0.999),
     "schedule.decay_steps": st.integers(-1, 10),
     "checkpoint.interval_steps": st.integers(1, 1 << 40),
+    "checkpoint.tiers": st.sampled_from([["disk"], ["memory", "disk"], ["disk", "s3://bucket/prefix", "file:///a/folder"]]),
 }
 
 
