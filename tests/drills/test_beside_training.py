@@ -16,6 +16,7 @@ import pytest
 from surefoot.core.records import LedgerEntry, Rung
 from surefoot.observe.ledger import read_ledger
 from surefoot.observe.lineage import fold_lineage
+from surefoot.observe.live import LiveRecord, read_live
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +44,10 @@ eval_num_samples = 8
 dp_replicate = 2
 [checkpoint]
 interval_steps = {interval_steps}
+prove = {prove}
 prove_end_s = 90.0
+[observe]
+status_interval_s = 0.1
 [launch]
 threads_per_rank = 1
 """
@@ -52,12 +56,12 @@ threads_per_rank = 1
 class Beside:
     """A run in the folder `folder`."""
 
-    def __init__(self, folder: Path, *, num_steps: int, interval_steps: int) -> None:
+    def __init__(self, folder: Path, *, num_steps: int, interval_steps: int, prove: str) -> None:
         self.folder = folder
         (folder / "text").mkdir()
         for index in range(40):
             (folder / "text" / f"{index:03d}.txt").write_text(" ".join(f"w{(index * 31 + place * 17) % 97}" for place in range(60 + index)))
-        (folder / "run.toml").write_text(CONFIG.format(num_steps=num_steps, interval_steps=interval_steps))
+        (folder / "run.toml").write_text(CONFIG.format(num_steps=num_steps, interval_steps=interval_steps, prove=prove))
         with (folder / "out").open("ab") as out:
             command = [sys.executable, "-m", "surefoot.cli.main", "train", str(folder / "run.toml")]
             self.process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -96,8 +100,8 @@ class Beside:
 def begin(tmp_path: Path) -> Iterator[Callable[..., Beside]]:
     begun: list[Beside] = []
 
-    def start(*, num_steps: int, interval_steps: int) -> Beside:
-        begun.append(Beside(tmp_path, num_steps=num_steps, interval_steps=interval_steps))
+    def start(*, num_steps: int, interval_steps: int, prove: str = "true") -> Beside:
+        begun.append(Beside(tmp_path, num_steps=num_steps, interval_steps=interval_steps, prove=prove))
         return begun[-1]
 
     yield start
@@ -142,3 +146,31 @@ def test_nothing_outlives_the_agent(begin: Callable[..., Beside]) -> None:
     run.process.kill()
     run.process.wait()
     run.until(lambda: not run.pids("surefoot.") or None, limit_s=30.0)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victims", ["ranks", "ranks and uploader"])
+def test_what_was_staged_is_committed_for_dead_ranks_and_resumed_from(begin: Callable[..., Beside], victims: str) -> None:
+    """The uploader is stopped, so that only memory has the one save there is when the ranks die: the run goes on from it all the same."""
+    run = begin(num_steps=60, interval_steps=20, prove="false")
+    uploader = run.until(lambda: next(iter(run.pids("surefoot.cli.uploader")), None))
+    run.until(lambda: run.entries("attempt.started") or None)  # it serves by now
+    os.kill(uploader, signal.SIGSTOP)
+
+    def well_past_the_save() -> LiveRecord | None:
+        live = read_live(run.folder / "run")
+        return live if live is not None and len(live.ranks) == 2 and all(rank.step >= 25 for rank in live.ranks) else None
+
+    live = run.until(well_past_the_save)
+    assert run.entries("checkpoint.committed") == []
+    for rank in live.ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    os.kill(uploader, signal.SIGKILL if "uploader" in victims else signal.SIGCONT)
+    assert run.process.wait(timeout=150) == 0, run.told()
+    first = run.entries("checkpoint.committed")[0]
+    (resumed,) = run.entries("run.resumed")
+    assert (first.fields["id"], first.generation) == ("s20-a1", 1)
+    assert first.seq < run.entries("generation.started")[1].seq
+    assert (resumed.fields["checkpoint"], resumed.step) == ("s20-a1", 20)
+    assert [entry.fields["id"] for entry in run.entries("checkpoint.committed")] == ["s20-a1", "s40-a2", "s60-a2"]
+    assert len(run.entries("aide.lost")) == ("uploader" in victims)

@@ -149,7 +149,15 @@ def kill_agent(run: Run, draw: random.Random) -> None:
     run.start()
 
 
-KILLS = (kill_rank, kill_both_ranks, kill_nursery, kill_agent)
+def kill_uploader(run: Run, draw: random.Random) -> None:
+    assert run.process is not None
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    for pid in children:
+        if b"surefoot.cli.uploader" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+KILLS = (kill_rank, kill_both_ranks, kill_nursery, kill_agent, kill_uploader)
 
 
 def rank_pids(run: Run) -> list[int]:
