@@ -20,7 +20,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_stock
 
 from surefoot.cli.main import run
 
-_LIMIT_S = 110.0
+_LIMIT_S = 280.0  # against a hang: the longest takes 10 s on a quiet machine
+
+pytestmark = pytest.mark.timeout(300)
+
 _CONFIG = """
 [run]
 name = "tiny"
