@@ -84,7 +84,8 @@ class KeeperServer:
                 self._take(wire, request)
                 wire.send({"ok": True})
             else:
-                wire.send(*self._reply(request))
+                answer, data = self._reply(request)
+                wire.send(answer, data, xxh3_128=answer.get("checksum") if answer.get("whole") else None)
         except (CheckpointError, PeerLost) as error:
             wire.send({"ok": False, "error": type(error).__name__, "what": error.what, "where": error.where, "values": dict(error.values)})
         return True
@@ -97,15 +98,15 @@ class KeeperServer:
             header = wire.receive()
             if header["bytes"] != size:
                 raise Corrupt(f"{header['bytes']} bytes come, {size} were announced", where="keeper")
-            wire.receive_into(buffer, header)
+            wire.take_into(buffer)  # `receiving` compares the checksum
 
     def _reply(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], memoryview | None]:
         kept, operation = self._kept, request["op"]
         if operation == "get":
             key = str(request["key"])
             if request["length"] is None:
-                data = kept.get(key)
-                return {"ok": True, "checksum": kept.look(key).xxh3_128}, data
+                whole = kept.verified(key)
+                return {"ok": True, "whole": True, "checksum": whole.xxh3_128}, whole.data
             start, end = int(request["offset"]), int(request["offset"]) + int(request["length"])
             found = kept.look(key)
             if not 0 <= start <= end <= found.data.nbytes:

@@ -40,14 +40,14 @@ class KeeperClient:
     def name(self) -> str:
         return f"keeper {self.host}:{self.port}"
 
-    def put(self, key: str, data: memoryview) -> None:
-        """Returns when the keeper holds the bytes and has compared their checksum."""
+    def put(self, key: str, data: memoryview, *, xxh3_128: str | None = None) -> None:
+        """Returns when the keeper holds the bytes and has compared their checksum, which may be known already."""
         flat = data.cast("B") if data.nbytes else memoryview(b"")
-        checksum = str(xxhash.xxh3_128(flat).hexdigest())
+        checksum = xxh3_128 or str(xxhash.xxh3_128(flat).hexdigest())
 
         def talk(wire: Wire) -> None:
             self._ask(wire, {"op": "put", "key": key, "size": flat.nbytes, "checksum": checksum, "generation": self.generation})
-            wire.send({}, flat)
+            wire.send({}, flat, xxh3_128=checksum)
             self._heard(wire)
 
         self._connected(talk)
@@ -153,8 +153,8 @@ def give_share(keeper: KeeperClient, checkpoint: str, *, rank: int, files: Mappi
     """
     checksums = {}
     for name, data in files.items():
-        keeper.put(kept_key(checkpoint, rank=rank, name=name), data)
         checksums[name] = str(xxhash.xxh3_128(data).hexdigest())
+        keeper.put(kept_key(checkpoint, rank=rank, name=name), data, xxh3_128=checksums[name])
     keeper.complete(checkpoint, rank=rank, files=checksums)
 
 

@@ -84,10 +84,10 @@ class Wire:
         self._directions = (b"c", b"k") if client else (b"k", b"c")
         self._numbers = [0, 0]
 
-    def send(self, header: Mapping[str, Any], payload: memoryview | None = None) -> None:
-        """Raises OSError."""
+    def send(self, header: Mapping[str, Any], payload: memoryview | None = None, *, xxh3_128: str | None = None) -> None:
+        """`xxh3_128`: of the payload, when it is known. Raises OSError."""
         data = payload.cast("B") if payload is not None and payload.nbytes else memoryview(b"")
-        told = {**header, "bytes": data.nbytes, "xxh3_128": str(xxhash.xxh3_128(data).hexdigest()) if data.nbytes else ""}
+        told = {**header, "bytes": data.nbytes, "xxh3_128": xxh3_128 or str(xxhash.xxh3_128(data).hexdigest())}
         text = canonical(told)
         self._socket.sendall(_LENGTH.pack(len(text)) + text + self._mac(0, text))
         if data.nbytes:
@@ -108,10 +108,14 @@ class Wire:
 
     def receive_into(self, buffer: memoryview, header: Mapping[str, Any]) -> None:
         """The payload of `header`, checked. Raises Corrupt or OSError."""
-        fill(self._socket, buffer)
-        found = str(xxhash.xxh3_128(buffer).hexdigest()) if buffer.nbytes else ""
+        self.take_into(buffer)
+        found = str(xxhash.xxh3_128(buffer).hexdigest())
         if buffer.nbytes != header["bytes"] or found != header["xxh3_128"]:
             raise Corrupt(f"xxh3_128 {found} came, {header['xxh3_128']} was sent", where="keeper", kind="damaged")
+
+    def take_into(self, buffer: memoryview) -> None:
+        """The payload, for a caller who checks it. Raises OSError."""
+        fill(self._socket, buffer)
 
     def _mac(self, way: int, text: bytes) -> bytes:
         """`way` 0: what we send, 1: what we receive. The running number keeps a frame from being left out or played again."""

@@ -65,11 +65,15 @@ class KeptBytes:
 
     def get(self, key: str) -> memoryview:
         """The bytes as they are kept: read-only, compared with the checksum of their writer. Raises Incomplete or Corrupt."""
+        return self.verified(key).data
+
+    def verified(self, key: str) -> Kept:
+        """As `get`, with the checksum."""
         kept = self.look(key)
         found = str(xxhash.xxh3_128(kept.data).hexdigest())
         if found != kept.xxh3_128:
             raise Corrupt(f"xxh3_128 {found}, its writer had {kept.xxh3_128}", where=key, hint="take another copy", kind="damaged")
-        return kept.data
+        return kept
 
     def look(self, key: str) -> Kept:
         """Without reading the bytes."""
