@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -21,8 +22,9 @@ from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.place import find_place
 from surefoot.guard.recording import Recorder
+from surefoot.guard.recovery import Recovery
+from surefoot.guard.replay import Figures
 from surefoot.guard.requests import LeaveRequests
-from surefoot.guard.restoring import restore_newest
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.guard.timing import StepTimes
@@ -99,6 +101,16 @@ class Guard:
             recorder=self._recorder,
             clock=self._clock,
         )
+        self._recovery = Recovery(
+            self._state,
+            config=config,
+            world=self._world,
+            generation=self._place.generation,
+            recorder=self._recorder,
+            saver=self._saver,
+            evaluation=evaluation,
+            root=self._place.run_dir / "checkpoints",
+        )
         self._times = StepTimes(self._clock)
         self._signals: Signals | None = None
         self._action: Action | None = None
@@ -128,15 +140,7 @@ class Guard:
         Raises CheckpointError when checkpoints exist but none loads, DataError when the data changed, ConfigError when the config did.
         """
         self._beat.beat(phase=Phase.RESTORE, step=0)
-        resumed = restore_newest(
-            self._state,
-            config=self._config,
-            world=self._world,
-            generation=self._place.generation,
-            recorder=self._recorder,
-            saver=self._saver,
-        )
-        self._recorder.say(resumed.message)
+        resumed = self._recovery.restore()
         self._saver.close_siblings()
         self._saver.get_ready()
         if self._is_foreign:
@@ -145,11 +149,17 @@ class Guard:
         return resumed
 
     def begin(self) -> Go | Leave:
-        """Local. Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good."""
+        """Local. Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good.
+
+        Collective over the world when a replay differed: then the state is that of an older checkpoint afterwards, at its step.
+        """
         if not self._restored:
             raise SurefootError(
                 "begin was called before restore", where="surefoot.Guard", hint="call guard.restore() once, before the loop"
             )
+        if self._leave is None and self._recovery.must_go_back:
+            self._beat.beat(phase=Phase.RESTORE, step=self._state.step)
+            self._recovery.go_back()
         if self._leave is None and self._state.step >= self._config.train.num_steps:
             self._finish_run()
         if self._leave is not None:
@@ -214,15 +224,18 @@ class Guard:
             self._state.step += 1
             self._state.loss = signals.loss
             self._state.tokens += signals.num_live_tokens
+            self._compare_with_record(signals)
         if isinstance(action, SkipUpdate):
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
         with self._times.measure("save_s"):
             saved = self._saver.settle(signals)
-        held_out = None if self._leave else self._evaluate_if_due()
-        if self._leave is None and (due := self._saver.due(signals)) is not None:
+        may_save = self._leave is None and not self._recovery.must_go_back  # what a replay threw out is not kept
+        held_out = self._evaluate_if_due() if may_save else None
+        self._state.canary = held_out.loss if held_out is not None and math.isfinite(held_out.loss) else None
+        if may_save and (due := self._saver.due(signals)) is not None:
             # A kill between commit and row would leave this step without one for good; the row below takes this one's place.
             self._recorder.write(self._report(signals, action, held_out, saved=None))
-            saved = self._save(*due) or saved
+            saved = self._save(due[0] + self._recovery.stands_on, due[1]) or saved
         report = self._report(signals, action, held_out, saved=saved)
         if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
             self._recorder.tell(report)
@@ -273,6 +286,13 @@ class Guard:
         )
         for line in missing:
             self._recorder.say(f"not guarded: {line}")
+
+    def _compare_with_record(self, signals: Signals) -> None:
+        step, data = self._state.step, self._state.data
+        halt = self._recovery.take(Figures(step, signals.loss, signals.grad_norm, data.next_sample, signals.num_live_tokens))
+        if halt is not None:
+            self._recorder.ledger(Event.RUN_HALTED, rule=halt.rule, reason=halt.reason)
+            self._leave = Leave(TrainingHalted.exit_code, halt.reason)
 
     def _evaluate_if_due(self) -> HeldOutLoss | None:
         interval, step = self._config.train.eval_interval_steps, self._state.step

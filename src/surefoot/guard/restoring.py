@@ -1,75 +1,165 @@
-"""A start: the newest checkpoint on the lineage that verifies, or step 0."""
+"""A start: the checkpoint to go on from, and the state that it brings back."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot.checkpoint.fetch import fetch_for_resume
 from surefoot.checkpoint.inspect import published
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.restore import Loaded, load
 from surefoot.checkpoint.retention import remove, sweep
+from surefoot.checkpoint.slot import Slot
+from surefoot.checkpoint.sources import SlotSource
 from surefoot.checkpoint.state import collect
 from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
 from surefoot.core.events import Event
-from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import code_hashes, section_hashes
-from surefoot.core.ports import NamedData
-from surefoot.core.records import LedgerEntry, Manifest, Resumed
+from surefoot.core.ports import EvalPort
+from surefoot.core.records import LedgerEntry, Manifest
 from surefoot.core.sections import RunConfig
-from surefoot.guard.environment import changed_facts, describe_environment
+from surefoot.guard.canary import Canary, compare_canary
 from surefoot.guard.recording import Recorder
-from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
+from surefoot.guard.trajectory import Facts
 from surefoot.observe.halts import refuse_halted
 from surefoot.observe.lineage import adoptable, candidates, fold_lineage
 from surefoot.observe.saves import commit_fields
+from surefoot.observe.wishes import Wish, open_wish
 from surefoot.tensors.world import World, broadcast_json, lead
 
 logger = logging.getLogger(__name__)
 
 
-def restore_newest(state: TrainState, *, config: RunConfig, world: World, generation: int, recorder: Recorder, saver: Saver) -> Resumed:
-    """Collective over the save group. Begin the next attempt, from the newest checkpoint that verifies or from the start.
+@dataclass(frozen=True)
+class Survey:
+    """What ledger and folder say at a start, the same on all ranks. `candidates` are {id, state_digest}, best first."""
 
-    A checkpoint that does not verify is rejected by name and the one before it is tried. Raises CheckpointError when there were some and
-    none loads, ConfigError when the config of the newest differs and nobody accepted that, DataError when its data is not there any more.
-    """
-    surveyed = lead(world, lambda: _survey(generation=generation, recorder=recorder, root=saver.root))
-    survey: dict[str, Any] = broadcast_json(world, surveyed)
-    state.attempt = int(survey["last_attempt"])
-    loaded, rejected = _load_first(survey["candidates"], state, config=config, world=world, recorder=recorder, root=saver.root)
-    if loaded is None and rejected:
-        raise CheckpointError(
-            f"none of the {len(rejected)} checkpoints of this run loads; the newest: {rejected[0]}",
-            where=str(saver.root),
-            hint="`surefoot checkpoint verify` names what is damaged in each; another [run] dir starts anew",
+    last_attempt: int
+    candidates: list[dict[str, str]]
+    wish: Wish | None = None
+
+
+@dataclass
+class Loader:
+    """Loads the first of several checkpoints that proves itself: its bytes, its digests, and the canary loss it was saved with."""
+
+    state: TrainState
+    config: RunConfig
+    world: World
+    recorder: Recorder
+    root: Path
+    evaluation: EvalPort | None
+    facts: Callable[[], Facts]
+    slots: Callable[[], list[Slot]]
+    canary: Canary | None = field(default=None, init=False)
+
+    def load_first(self, found: Sequence[Mapping[str, str]]) -> tuple[Loaded | None, list[str]]:
+        """Collective over the save group. The first of `found` that loads, and why those before it did not.
+
+        Where canaries alone stood against some, and by less than the tolerance, and nothing else loads, the machine is what differs: then
+        the best of those is taken.
+        """
+        rejected: list[str] = []
+        near: list[Mapping[str, str]] = []
+        for candidate in found:
+            try:
+                loaded = self._load_or_mend(candidate)
+                self.canary = self._sing(loaded)
+                if self.canary is None or self.canary.agrees:
+                    return loaded, rejected
+                if self.canary.within:
+                    near.append(candidate)
+                reason = self.canary.reason
+            except CheckpointError as error:
+                reason = str(error)
+            rejected.append(f"{candidate['id']}: {reason}")
+            self.recorder.say(f"checkpoint {candidate['id']} is rejected, falling back one generation: {reason}")
+            self.recorder.ledger(Event.CHECKPOINT_REJECTED, reason=reason, fields={"id": candidate["id"]})
+        if near:
+            self.recorder.say(
+                f"note: canaries differ only within the tolerance: this machine does not repeat its own bits; {near[0]['id']} is taken"
+            )
+            return self._load_or_mend(near[0]), rejected
+        return None, rejected
+
+    def _load(self, candidate: Mapping[str, str]) -> Loaded:
+        path = self.root / candidate["id"]
+        cursor = broadcast_json(self.world, lead(self.world, lambda: _checked_cursor(path, self.config, self.recorder.entries())))
+        if cursor is not None:
+            self.state.data.seek(cursor)  # before any tensor: data that changed is the first thing to say, not what it did to a shape
+        live = collect(self.state.model, self.state.optimizer, for_load=True)
+        memory = SlotSource(self.slots(), checkpoint=candidate["id"])
+        loaded = load(path, state=live, world=self.world, expected_state_digest=candidate["state_digest"], sources=[memory])
+        _refuse_mixed(loaded, candidate["id"])
+        for problem in loaded.problems:
+            self.recorder.say(f"note: {candidate['id']}: {problem.file} {problem.kind}, taken from another place: {problem.detail}")
+        return loaded
+
+    def _load_or_mend(self, candidate: Mapping[str, str]) -> Loaded:
+        """Collective over the save group. From memory and disk; where that fails, after its folder was mended from a store that has it."""
+        try:
+            return self._load(candidate)
+        except CheckpointError as error:
+            reason = str(error)
+            mended = lead(self.world, lambda: self._mend(candidate["id"], reason))
+            if not broadcast_json(self.world, mended):
+                raise
+        return self._load(candidate)
+
+    def _mend(self, checkpoint: str, reason: str) -> bool:
+        """On rank 0. Whether some store could give the checkpoint, or the damaged files of it."""
+        for store in fold_lineage(self.recorder.entries()).tiers.get(checkpoint, ()):
+            self.recorder.say(f"checkpoint {checkpoint} is fetched from {store}: {reason}")
+            try:
+                fetch_for_resume(f"{store}/{checkpoint}", self.root)
+                return True
+            except (CheckpointError, ConfigError) as error:
+                logger.warning("%s: %s", store, error)
+        return False
+
+    def _sing(self, loaded: Loaded) -> Canary | None:
+        """Collective over the world. The held-out loss of the loaded weights beside the one that was saved with them."""
+        saved = loaded.extras.get("canary")
+        if not isinstance(saved, int | float) or self.evaluation is None:
+            return None
+        held_out = self.evaluation.held_out()
+        if held_out is None:
+            return None
+        return compare_canary(
+            float(saved), held_out.loss, made_under=loaded.manifest, now=self.facts(), tolerance=self.config.checkpoint.replay_tolerance
         )
-    if loaded is not None:
-        state.take_extras(dict(loaded.extras))
-        state.loss = loaded.manifest.loss
-        saver.stands_on(loaded.manifest)
-    state.attempt += 1
-    return _tell(loaded, state, config=config, world=world, generation=generation, recorder=recorder)
 
 
-def _survey(*, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
-    """On rank 0. What ledger and folder say, after what a dead process left undone is done."""
+def survey(*, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:
+    """On rank 0. What ledger and folder say, after what a dead process left undone is done. JSON types."""
     refuse_halted(recorder.entries())
     sweep(root, generation=generation)
     for manifest in adoptable(_readable_manifests(root), fold_lineage(recorder.entries())):
         reason = "published, but its writer died before it could say so"
         recorder.ledger(Event.CHECKPOINT_ADOPTED, reason=reason, fields=commit_fields(manifest))
-    lineage = fold_lineage(recorder.entries())
+    entries = recorder.entries()
+    lineage = fold_lineage(entries)
     for checkpoint in lineage.retired.intersection(published(root)):
         remove(root, checkpoint, generation=generation)  # its process died between deciding and deleting
     found = candidates(lineage)
+    wish = open_wish(entries)
+    if wish is not None:
+        found = [ref for ref in lineage.refs if ref.id == wish.checkpoint]
     return {
         "last_attempt": lineage.counters.attempt,
         "candidates": [{"id": ref.id, "state_digest": ref.state_digest} for ref in found],
+        "wish": wish.as_json() if wish else None,
     }
+
+
+def survey_from_json(told: Mapping[str, Any]) -> Survey:
+    wish = Wish(**told["wish"]) if told["wish"] else None
+    return Survey(int(told["last_attempt"]), list(told["candidates"]), wish)
 
 
 def _readable_manifests(root: Path) -> list[Manifest]:
@@ -115,56 +205,3 @@ def _refuse_mixed(loaded: Loaded, checkpoint: str) -> None:
             where=checkpoint,
             hint="it was renamed or edited; the live state is garbage now and is loaded over",
         )
-
-
-def _load_first(
-    found: Sequence[Mapping[str, str]], state: TrainState, *, config: RunConfig, world: World, recorder: Recorder, root: Path
-) -> tuple[Loaded | None, list[str]]:
-    """Collective over the save group. The first that loads, and why those before it did not."""
-    rejected: list[str] = []
-    for candidate in found:
-        path = root / candidate["id"]
-        cursor = broadcast_json(world, lead(world, lambda path=path: _checked_cursor(path, config, recorder.entries())))  # type: ignore[misc]
-        if cursor is not None:
-            state.data.seek(cursor)  # before any tensor: data that changed is the first thing to say, not what it did to a shape
-        live = collect(state.model, state.optimizer, for_load=True)
-        try:
-            loaded = load(path, state=live, world=world, expected_state_digest=candidate["state_digest"])
-            _refuse_mixed(loaded, candidate["id"])
-            return loaded, rejected
-        except CheckpointError as error:
-            rejected.append(f"{candidate['id']}: {error}")
-            recorder.say(f"checkpoint {candidate['id']} is rejected, falling back one generation: {error}")
-            recorder.ledger(Event.CHECKPOINT_REJECTED, reason=str(error), fields={"id": candidate["id"]})
-    return None, rejected
-
-
-def _tell(loaded: Loaded | None, state: TrainState, *, config: RunConfig, world: World, generation: int, recorder: Recorder) -> Resumed:
-    environment = describe_environment(state.model, state.optimizer, world)
-    manifest = loaded.manifest if loaded else None
-    recorder.ledger(
-        Event.ATTEMPT_STARTED,
-        fields={"checkpoint": manifest.id if manifest else None, "environment": environment, "config_hashes": section_hashes(config)},
-    )
-    if manifest is None:
-        message = f"starting at step 0, attempt {state.attempt}, seed {config.run.seed}"
-        return Resumed(0, state.attempt, generation, None, None, message)
-    recorder.ledger(Event.RUN_RESUMED, fields={"checkpoint": manifest.id, "state_digest": manifest.state_digest})
-    _tell_differences(manifest, environment, state, recorder)
-    for note in loaded.notes if loaded else ():
-        recorder.say(f"note: {note}")
-    message = (
-        f"resumed from step {manifest.step}, checkpoint {manifest.id}, attempt {state.attempt}, "
-        f"config {sha256_json(section_hashes(config))[:8]}, digest verified {manifest.state_digest[:16]}"
-    )
-    return Resumed(manifest.step, state.attempt, generation, manifest.id, manifest.state_digest, message)
-
-
-def _tell_differences(manifest: Manifest, environment: Mapping[str, object], state: TrainState, recorder: Recorder) -> None:
-    changed = changed_facts(manifest.environment, environment)
-    if changed:
-        recorder.ledger(Event.ENVIRONMENT_CHANGED, fields={"changed": changed})
-        words = ", ".join(f"{name} was {before}, is {now}" for name, (before, now) in changed.items())
-        recorder.say(f"note: the surroundings changed, so bits may differ from an undisturbed run: {words}")
-    if isinstance(state.data, NamedData) and state.data.data_change:
-        recorder.ledger(Event.DATA_ACCEPTED, rule="--on-data-change", reason=state.data.data_change)

@@ -20,6 +20,7 @@ class TrainState:
     """`step` counts finished training steps. `attempt` grows at every resume and roll-back and never goes back.
 
     `updates` counts optimizer updates that really happened; it moves only in `applied`, so a snapshot can prove that none ran meanwhile.
+    `canary` is the held-out loss of exactly this state, where it was evaluated.
     """
 
     model: nn.Module
@@ -31,6 +32,7 @@ class TrainState:
     tokens: int = 0
     updates: int = 0
     loss: float | None = None
+    canary: float | None = None
     heal: HealState = field(default_factory=HealState)
 
     def extras(self) -> dict[str, Any]:
@@ -40,6 +42,7 @@ class TrainState:
             "monitor": {"heal": asdict(self.heal)},
             "cursor": dict(self.data.cursor()),
             "extra": {name: _json_state(name, part) for name, part in self.extra.items()},
+            "canary": self.canary,
         }
 
     def _rates(self) -> list[float]:
