@@ -12,9 +12,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from surefoot.checkpoint.sources import FileSource
@@ -30,6 +32,8 @@ _STORAGES = {
 }  # fmt: skip
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _PAYLOAD = "data/0"
+_HASHED_BYTES = 1 << 18
+"""Copied and hashed at once: what was just copied is still in the cache of the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +93,25 @@ class PartReader:
             raise Corrupt(f"{payload.num_bytes} bytes are stored, {layout.num_bytes} belong to {dtype_name(layout.dtype)} {layout.shape}")
         return Part(self._files[info.relative_path], layout, info.offset + (found.offset(payload) if payload is not None else 0))
 
-    def read_box(self, part: Part, target: torch.Tensor, *, offsets: Sequence[int]) -> None:
-        """Fill `target`, on any device and of any strides, with the box of its shape that starts at `offsets` in the part."""
+    def read_box(self, part: Part, target: torch.Tensor, *, offsets: Sequence[int], hashed: bool = False) -> str:
+        """Fill `target`, on any device and of any strides, with the box of its shape that starts at `offsets` in the part.
+
+        `hashed`: the xxh3_128 of what `target` holds then, taken while it is in the cache; empty where the box is not one run of bytes.
+        """
         layout = part.layout
         first, last = _span(layout, offsets, target.shape)
         if first > last:
-            return
+            return ""
         if layout.dtype == target.dtype and self._is_run(layout, target, num_elements=last - first + 1):
-            self._fill(part, memory_of(target), first=first)
-            return
+            memory = memory_of(target)
+            if hashed:
+                return self._fill_hashed(part, memory, first=first)
+            self._fill(part, memory, first=first)
+            return ""
         elements = self._buffer((last - first + 1) * layout.dtype.itemsize)
         self._fill(part, memory_of(elements), first=first)
         target.copy_(elements.view(layout.dtype).as_strided(target.shape, layout.strides))
+        return ""
 
     def read_whole(self, part: Part) -> torch.Tensor:
         """The whole part in this thread's buffer: good until the next read."""
@@ -117,6 +128,15 @@ class PartReader:
     def _fill(self, part: Part, memory: memoryview, *, first: int) -> None:
         offset = part.offset + first * part.layout.dtype.itemsize
         self._sources[part.file.name].read_into(part.file, offset=offset, buffer=memory)
+
+    def _fill_hashed(self, part: Part, memory: memoryview, *, first: int) -> str:
+        offset = part.offset + first * part.layout.dtype.itemsize
+        digest = xxhash.xxh3_128()
+        for done in range(0, len(memory), _HASHED_BYTES):
+            piece = memory[done : done + _HASHED_BYTES]
+            self._sources[part.file.name].read_into(part.file, offset=offset + done, buffer=piece)
+            digest.update(piece)
+        return str(digest.hexdigest())
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         have: torch.Tensor | None = getattr(self._own, "buffer", None)
@@ -137,6 +157,7 @@ class PartReader:
         return read
 
 
+@lru_cache(maxsize=4096)  # parts of one shape have one text, and most parts share their shape
 def read_layout(raw: bytes) -> Layout:
     """The layout from the bytes of `data.pkl`. Only the one call that torch writes for a plain tensor is understood; else Corrupt."""
     try:
@@ -170,14 +191,8 @@ class _LayoutUnpickler(pickle.Unpickler):
     """Knows the names that torch.save writes for a plain tensor, and gives them harmless meanings."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        known: dict[tuple[str, str], Any] = {
-            ("torch._utils", "_rebuild_tensor_v2"): _layout_v2,
-            ("torch._utils", "_rebuild_tensor_v3"): _layout_v3,
-            ("torch.storage", "UntypedStorage"): torch.uint8,
-            ("collections", "OrderedDict"): OrderedDict,
-        }
-        if (module_name, global_name) in known:
-            return known[module_name, global_name]
+        if (module_name, global_name) in _CALLS:
+            return _CALLS[module_name, global_name]
         if module_name == "torch" and global_name in _STORAGES:
             return _STORAGES[global_name]
         if module_name == "torch" and global_name in _DTYPES:
@@ -216,3 +231,11 @@ def _checked(dtype: torch.dtype, count: int, *, start: Any, shape: Any, strides:
     if _span(layout, (0,) * len(layout.shape), layout.shape)[1] >= count:
         raise pickle.UnpicklingError(f"{layout.shape} with strides {layout.strides} reaches outside of {count} elements")
     return layout
+
+
+_CALLS: dict[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _layout_v2,
+    ("torch._utils", "_rebuild_tensor_v3"): _layout_v3,
+    ("torch.storage", "UntypedStorage"): torch.uint8,
+    ("collections", "OrderedDict"): OrderedDict,
+}

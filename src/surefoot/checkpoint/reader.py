@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
@@ -13,7 +12,7 @@ from torch.futures import Future
 
 from surefoot.checkpoint.metadata import part_at, tensor_metadata
 from surefoot.checkpoint.parts import Part, PartReader
-from surefoot.checkpoint.sources import FileSource, FolderSource
+from surefoot.checkpoint.sources import FileSource, FolderSource, ProvenParts, in_threads
 from surefoot.checkpoint.state import dtype_name
 from surefoot.core.errors import CheckpointError, Corrupt, Incompatible
 from surefoot.core.records import ManifestFile
@@ -22,7 +21,9 @@ from surefoot.core.records import ManifestFile
 class Reader(FileSystemReader):
     """Hands out `metadata` instead of unpickling it, and names tensor, file and offset of whatever cannot be read.
 
-    Each file comes from its source in `sources`, without one from the folder `path`; `num_threads` parts are read at once.
+    Each file comes from its source in `sources`, without one from the folder `path`; `num_threads` parts are read at once. Where a source
+    knows what single parts were in the run, `checksums` has the xxh3_128 of the loaded bytes of each part that was read whole, by key and
+    offsets.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class Reader(FileSystemReader):
         self._files = files if files is not None else listed(path, metadata)
         self._sources: Mapping[str, FileSource] = sources if sources is not None else dict.fromkeys(self._files, self._folder)
         self._num_threads = num_threads
+        self._proven = {name for name, source in self._sources.items() if isinstance(source, ProvenParts)}
+        self.checksums: dict[tuple[str, tuple[int, ...]], str] = {}
 
     def read_metadata(self) -> Metadata:  # without **kwargs DCP does not look for per-rank metadata either
         return self._metadata
@@ -47,8 +50,7 @@ class Reader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         parts = PartReader(self._files, self._sources)
         try:
-            with ThreadPoolExecutor(self._num_threads) as pool:
-                list(pool.map(lambda item: self._read_item(item, planner, parts), plan.items))
+            in_threads(lambda item: self._read_item(item, planner, parts), plan.items, num_threads=self._num_threads)
         finally:
             self._folder.close()
         future: Future[None] = Future()
@@ -64,12 +66,15 @@ class Reader(FileSystemReader):
         try:
             part = parts.part(info)
             self._check(part, item)
-            parts.read_box(part, target, offsets=item.storage_offsets)
+            hashed = info.relative_path in self._proven and target.shape == part.layout.shape
+            checksum = parts.read_box(part, target, offsets=item.storage_offsets, hashed=hashed)
         except (CheckpointError, OSError, RuntimeError, ValueError) as error:
             what = error.what if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             raise Corrupt(
                 f"{key} is unreadable at byte {info.offset}: {what}", where=info.relative_path, tensor=key, file=info.relative_path
             ) from error
+        if checksum:
+            self.checksums[key, tuple(item.storage_index.offset or ())] = checksum
         planner.commit_tensor(item, target)
 
     def _check(self, part: Part, item: ReadItem) -> None:

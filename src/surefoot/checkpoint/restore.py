@@ -6,17 +6,14 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-import xxhash
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.tensor import DTensor
 
 from surefoot.checkpoint.choosing import (
     Places,
@@ -29,16 +26,15 @@ from surefoot.checkpoint.choosing import (
 )
 from surefoot.checkpoint.dcp import dcp_errors
 from surefoot.checkpoint.manifest import EXTRAS_NAME, METADATA_NAME, RNG_PREFIX, rng_key
-from surefoot.checkpoint.metadata import chunk_index, stored_in, tensor_metadata
-from surefoot.checkpoint.parts import memory_of
+from surefoot.checkpoint.metadata import chunk_index, part_at, stored_in, tensor_metadata
 from surefoot.checkpoint.planner import StrictLoadPlanner
 from surefoot.checkpoint.reader import Reader
 from surefoot.checkpoint.rng import restore_rng
-from surefoot.checkpoint.sources import FileSource, FolderSource, ProvenParts
+from surefoot.checkpoint.sources import FileSource, FolderSource, ProvenParts, in_threads
 from surefoot.checkpoint.state import LiveState, compare_inventory
 from surefoot.checkpoint.verify import check_contents, checked_metadata, parse_extras, raise_first
 from surefoot.core.errors import CheckpointError, Corrupt, SurefootError
-from surefoot.core.records import Manifest, Problem
+from surefoot.core.records import Manifest, ManifestFile, Problem
 from surefoot.tensors.digest import as_hex, combine, local_box, tensor_digest
 from surefoot.tensors.world import World, agree_ok, gather_json
 
@@ -131,8 +127,8 @@ def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world:
     shared, gone_around = agree_shared(places, world, share)
     chosen = {**shared, **local}
 
-    _read(path, tensors, found=found, chosen=chosen, world=world, num_threads=num_threads)
-    parts = _agreed(world, lambda: _loaded_parts(tensors, found, chosen, num_threads=num_threads), hint=_GARBAGE)
+    reader = _read(path, tensors, found=found, chosen=chosen, world=world, num_threads=num_threads)
+    parts = _agreed(world, lambda: _loaded_parts(tensors, found, chosen, reader=reader, num_threads=num_threads), hint=_GARBAGE)
     told = gather_json(world, {"parts": parts, "sources": {name: chosen[name].name for name in sorted(needed)}})
     _compare_digests([rank["parts"] for rank in told], path=path, found=found)
     state.put_back_scalars()
@@ -183,7 +179,8 @@ def _read(
     chosen: Mapping[str, FileSource],
     world: World,
     num_threads: int,
-) -> None:
+) -> Reader:
+    """Collective over the save group. The live tensors are touched here."""
     files = {file.name: file for file in found.manifest.files if file.name in chosen}
     reader = Reader(path, metadata=found.metadata, files=files, sources=chosen, num_threads=num_threads)
     try:
@@ -197,44 +194,44 @@ def _read(
             )
     except CheckpointError as error:
         raise _with_hint(error, _GARBAGE) from error
+    return reader
 
 
 def _loaded_parts(
-    tensors: Mapping[str, torch.Tensor], found: _Found, chosen: Mapping[str, FileSource], *, num_threads: int
+    tensors: Mapping[str, torch.Tensor], found: _Found, chosen: Mapping[str, FileSource], *, reader: Reader, num_threads: int
 ) -> dict[str, list[Any]]:
     """Local. [offsets, sizes, digest] of this rank's box of each tensor; empty boxes and whole tensors that are right are left out."""
     digests = {tensor.key: tensor.digest for tensor in found.manifest.tensors}
+    files = {file.name: file for file in found.manifest.files}
+    proven = {name: (files[name], source) for name, source in chosen.items() if isinstance(source, ProvenParts)}
+    parts: dict[str, list[Any]] = {}
 
-    def part(key: str) -> list[Any] | None:
+    def look(key: str) -> None:
         tensor = tensors[key]
         sizes, offsets = local_box(tensor)
-        digest = _proven_digest(key, tensor, found, chosen) or as_hex(tensor_digest(tensor))
+        digest = _proven_digest(key, tensor, reader, proven) or as_hex(tensor_digest(tensor))
         is_right = sizes == tuple(tensor.shape) and digest == digests[key]
-        return None if is_right or not math.prod(sizes) else [offsets, sizes, digest]
+        if math.prod(sizes) and not is_right:
+            parts[key] = [offsets, sizes, digest]
 
-    largest_first = sorted(tensors, key=lambda key: -tensors[key].numel())
-    with ThreadPoolExecutor(num_threads) as pool:
-        parts = dict(zip(largest_first, pool.map(part, largest_first), strict=True))
-    return {key: value for key, value in parts.items() if value is not None}
+    in_threads(look, sorted(tensors, key=lambda key: -tensors[key].numel()), num_threads=num_threads)
+    return parts
 
 
-def _proven_digest(key: str, tensor: torch.Tensor, found: _Found, chosen: Mapping[str, FileSource]) -> str | None:
+def _proven_digest(key: str, tensor: torch.Tensor, reader: Reader, proven: Mapping[str, tuple[ManifestFile, ProvenParts]]) -> str | None:
     """Local. The digest from before the save, when the source knows what the run's own bytes were and the loaded ones are the same.
 
-    A checksum of bytes in one piece costs a seventh of a digest; it needs the box to be exactly one stored part.
+    A checksum of bytes in one piece costs a fifth of a digest; it needs the box to be exactly one stored part.
     """
     sizes, offsets = local_box(tensor)
+    metadata = reader.read_metadata()
     index = chunk_index(key, ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if index not in found.metadata.storage_data or local.device.type != "cpu" or not local.is_contiguous():
+    loaded = reader.checksums.get((key, offsets))
+    if loaded is None or tuple(part_at(tensor_metadata(metadata, key), index).sizes) != sizes:
         return None
-    name = found.metadata.storage_data[index].relative_path
-    file = next(file for file in found.manifest.files if file.name == name)
-    source = chosen[name]
-    known = source.part(file, key=key, offsets=offsets) if isinstance(source, ProvenParts) else None
-    if known is None or xxhash.xxh3_128_hexdigest(memory_of(local)) != known[0]:
-        return None
-    return known[1]
+    file, source = proven[metadata.storage_data[index].relative_path]
+    known = source.part(file, key=key, offsets=offsets)
+    return known[1] if known is not None and loaded == known[0] else None
 
 
 def _compare_digests(parts_of_ranks: Sequence[Mapping[str, Any]], *, path: Path, found: _Found) -> None:

@@ -6,10 +6,12 @@ Sources are asked in order, file by file: the first whose bytes have the checksu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -18,6 +20,9 @@ from surefoot.checkpoint.slot import Slot, SlotHeader, SlotState
 from surefoot.core.errors import CheckpointError, Corrupt, Incomplete
 from surefoot.core.records import ManifestFile, Problem
 
+Item = TypeVar("Item")
+
+_NONE = object()
 CHUNK_BYTES = 1 << 20
 """Read and hashed at once: stays in the cache of a core, and is long enough for a disk."""
 
@@ -101,27 +106,32 @@ class SlotSource:
     name = "memory"
 
     def __init__(self, slots: Iterable[Slot], *, checkpoint: str) -> None:
-        self._held: dict[str, tuple[Slot, SlotHeader]] = {}
+        self._held: dict[str, tuple[Slot, SlotHeader, memoryview]] = {}
         self._parts: dict[str, dict[tuple[str, tuple[int, ...]], tuple[str, str]]] = {}
         for slot in slots:
             header = slot.header()
             if slot.state() == SlotState.COMMITTED and header is not None and header.id == checkpoint:
-                self._held[header.file] = slot, header
+                self._held[header.file] = slot, header, slot.image()
 
     def has(self, file: ManifestFile) -> bool:
         header = self._held[file.name][1] if file.name in self._held else None
         return header is not None and (header.image_xxh3_128, header.image_bytes) == (file.xxh3_128, file.num_bytes)
 
     def read_into(self, file: ManifestFile, *, offset: int, buffer: memoryview) -> None:
-        view = self._image(file)[offset : offset + len(buffer)]
+        slot, _, image = self._held[file.name]
+        view = image[offset : offset + len(buffer)]
         if len(view) != len(buffer):
-            raise Incomplete(f"it ends at byte {file.num_bytes}", where=file.name)
+            raise Incomplete(f"it ends at byte {len(image)}", where=file.name)
         np.copyto(np.frombuffer(buffer, dtype=np.uint8), np.frombuffer(view, dtype=np.uint8))  # leaves the interpreter to other threads
-        self._check_unchanged(file)
+        if slot.state() is not SlotState.COMMITTED:
+            raise _taken(slot, file)
 
     def checksum(self, file: ManifestFile) -> str:
-        found = str(xxhash.xxh3_128_hexdigest(self._image(file)))
-        self._check_unchanged(file)
+        slot, header, image = self._held[file.name]
+        found = str(xxhash.xxh3_128_hexdigest(image))
+        now = slot.header()
+        if now is None or now.serial != header.serial:
+            raise _taken(slot, file)
         return found
 
     def part(self, file: ManifestFile, *, key: str, offsets: Sequence[int]) -> tuple[str, str] | None:
@@ -129,17 +139,26 @@ class SlotSource:
             self._parts[file.name] = _parts_of(self._held[file.name][0])
         return self._parts[file.name].get((key, tuple(offsets)))
 
-    def _image(self, file: ManifestFile) -> memoryview:
-        image = self._held[file.name][0].image()
-        if len(image) != file.num_bytes:
-            raise Incomplete(f"{len(image)} bytes in memory", where=file.name)
-        return image
 
-    def _check_unchanged(self, file: ManifestFile) -> None:
-        slot, header = self._held[file.name]
-        now = slot.header()
-        if now is None or now.serial != header.serial:
-            raise Corrupt(f"{slot} was taken for another save while it was read", where=file.name)
+def in_threads(work: Callable[[Item], object], items: Iterable[Item], *, num_threads: int) -> None:
+    """Do the work on each item, on so many threads. The first error is raised when all have stopped."""
+    waiting = iter(items)
+    lock = threading.Lock()
+
+    def take() -> None:
+        while True:
+            with lock:
+                item = next(waiting, _NONE)
+            if item is _NONE:
+                return
+            work(cast(Item, item))
+
+    if num_threads == 1:
+        take()
+        return
+    with ThreadPoolExecutor(num_threads) as pool:
+        for done in [pool.submit(take) for _ in range(num_threads)]:
+            done.result()
 
 
 def choose(file: ManifestFile, sources: Iterable[FileSource]) -> Choice:
@@ -191,6 +210,10 @@ def read_all(file: ManifestFile, source: FileSource) -> bytes:
 def is_shared(source: FileSource) -> bool:
     """Whether all ranks see the same bytes there, so that one of them may look for all. Memory is of one host."""
     return not isinstance(source, SlotSource)
+
+
+def _taken(slot: Slot, file: ManifestFile) -> Corrupt:
+    return Corrupt(f"{slot} was taken for another save while it was read", where=file.name)
 
 
 def _parts_of(slot: Slot) -> dict[tuple[str, tuple[int, ...]], tuple[str, str]]:

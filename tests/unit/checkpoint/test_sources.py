@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from surefoot.checkpoint.commit import save
+from surefoot.checkpoint.dcp import dcp_errors
 from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from surefoot.checkpoint.planner import StrictLoadPlanner
 from surefoot.checkpoint.readback import verify_files
+from surefoot.checkpoint.reader import Reader
 from surefoot.checkpoint.restore import Loaded, load
 from surefoot.checkpoint.slot import Slot
 from surefoot.checkpoint.sources import FileSource, FolderSource, SlotSource, choose
 from surefoot.checkpoint.state import collect
+from surefoot.checkpoint.verify import read_metadata
 from surefoot.core.errors import CheckpointError, Corrupt, Incomplete
 from surefoot.core.records import Manifest, ManifestFile
-from surefoot.tensors.world import World
+from surefoot.tensors.world import World, single_world
 
 DATA = "__0_0.distcp"
 EXTRAS = {"cursor": {"next_sample": 7}}
@@ -96,6 +101,22 @@ def test_parts_in_memory_are_known_by_checksum_and_digest(staged: Path, slot: Sl
         assert known is not None
         assert known[1] == digests[key]
     assert source.part(_data(staged), key="model.0.weight", offsets=(1, 0)) is None
+
+
+def test_what_is_read_from_memory_is_hashed_on_the_way_and_compared_with_the_runs_own_bytes(
+    staged: Path, slot: Slot, make_training: Callable[..., Any]
+) -> None:
+    source, metadata, file = SlotSource([slot], checkpoint="s10-a1"), read_metadata(staged), _data(staged)
+    fresh = make_training(seed=5)
+    tensors = collect(fresh.model, fresh.optimizer, for_load=True).tensors
+    reader = Reader(staged, metadata=metadata, files={DATA: file}, sources={DATA: source}, num_threads=2)
+    with dcp_errors(single_world(), what="loading"):
+        dcp_load(tensors, storage_reader=reader, planner=StrictLoadPlanner(may_be_left=lambda key: key.startswith("rng/")), no_dist=True)
+    assert {key for key, _ in reader.checksums} == tensors.keys()
+    for (key, offsets), checksum in reader.checksums.items():
+        known = source.part(file, key=key, offsets=offsets)
+        assert known is not None
+        assert known[0] == checksum, key
 
 
 def test_damaged_memory_is_named_and_the_disk_serves(staged: Path, slot: Slot, load_and_compare: Callable[..., Loaded]) -> None:
