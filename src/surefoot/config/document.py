@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_origin
 
 import tomlkit
 from tomlkit.exceptions import ParseError, TOMLKitError
@@ -126,7 +126,10 @@ _SYNTAX = "a line reads key = value, strings stand in quotes"
 
 
 def _wants_text(section: str, key: str) -> bool:
-    words = describe_type(settings_of(sections()[section])[key].type)
+    kind = settings_of(sections()[section])[key].type
+    if get_origin(kind) is Union:  # a number or a word: a bare word is one anyway
+        return False
+    words = describe_type(kind)
     return words == "a string" or '"' in words
 
 

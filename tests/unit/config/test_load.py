@@ -220,3 +220,8 @@ def test_a_file_of_another_encoding_is_refused_with_its_line(write_toml: Write) 
     with pytest.raises(ConfigError, match="not UTF-8") as caught:
         load_config(path)
     assert caught.value.where == f"{path}:2"
+
+
+@pytest.mark.parametrize(("override", "value"), [("5", 5), ("auto", "auto"), ('"auto"', "auto")])
+def test_a_setting_that_is_a_number_or_a_word_is_overridden_by_either(write_toml: Write, override: str, value: int | str) -> None:
+    assert load_config(write_toml(""), [f"checkpoint.interval_steps={override}"]).config.checkpoint.interval_steps == value
