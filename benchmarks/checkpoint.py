@@ -168,7 +168,7 @@ def new_bench(work: Path, *, quick: bool) -> Bench:
     for tensor in collect(model, optimizer).tensors.values():  # which makes the moments
         if tensor.is_floating_point() and tensor.dim():
             tensor.normal_(std=0.02)
-    tokens = torch.randint(0, 8192, (1, 16 if quick else 256), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, 8192, (1, 16 if quick else 64), generator=torch.Generator().manual_seed(0))
     return Bench(work, single_world(), model, optimizer, tokens, [Slot.create(rank=0, number=number) for number in range(2)])
 
 

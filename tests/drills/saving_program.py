@@ -3,7 +3,7 @@
 A command is a line of JSON on stdin: {"run_dir", "num_steps", "leave_in", "stop_before"}. The answer is a line with the pid, and when that
 process has ended, a line with its wait status. Torch is imported once; each process is a fork of this one, so a run costs a fraction of a
 second. With `leave_in` it asks itself to leave in that step, with `stop_before` it stops itself before that step and goes on when it gets
-SIGCONT. Output goes to <run_dir>.out.
+SIGCONT. Output goes to <run_dir>.out: a line "digest <step> <digest of the state>" for each step, and what went wrong.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.checkpoint.state import collect, dtype_name
 from surefoot.core.errors import SurefootError
+from surefoot.core.records import ManifestTensor
 from surefoot.core.sections import CheckpointSection, RunConfig, RunSection, ScheduleSection, TrainSection
 from surefoot.guard import Guard
+from surefoot.tensors.digest import as_hex, state_digest, tensor_digest
 
 _ANY_TRACER = (0x59616D61, -1)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY: where Yama lets only ancestors look
 
@@ -50,7 +53,7 @@ def config_of(command: Mapping[str, Any]) -> RunConfig:
         run=RunSection(name="crash", dir=command["run_dir"]),
         train=TrainSection(num_steps=command["num_steps"]),
         schedule=ScheduleSection(kind="constant"),
-        checkpoint=CheckpointSection(interval_steps=2, keep_last=2, milestone_steps=0, **command.get("checkpoint", {})),
+        checkpoint=CheckpointSection(**{"interval_steps": 2, "keep_last": 2, "milestone_steps": 0, **command.get("checkpoint", {})}),
     )
 
 
@@ -76,6 +79,12 @@ def run(command: Mapping[str, Any]) -> None:
                 guard.applied()
             optimizer.zero_grad()
             guard.finish()
+            print("digest", guard.step, digest_of(model, optimizer), flush=True)
+
+
+def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    tensors = collect(model, optimizer).tensors.items()
+    return state_digest(ManifestTensor(key, dtype_name(it.dtype), tuple(it.shape), as_hex(tensor_digest(it))) for key, it in tensors)
 
 
 def run_forked(command: Mapping[str, Any]) -> int:

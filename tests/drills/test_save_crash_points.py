@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,19 +41,20 @@ KINDS = (
     "openat write pwrite64 writev pwritev pwritev2 sendfile copy_file_range ftruncate fallocate fsync fdatasync sync_file_range "
     "rename renameat renameat2 link linkat unlink unlinkat mkdir mkdirat rmdir"
 ).split()
-_CALL = re.compile(r"(\d+) +(\w+)\((.*)")
+_CALL = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
 _LIMIT_S = 60.0  # against a hang: everything here takes a second or two
 
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """The `number`-th call of its kind by one thread since the trace began."""
+    """The `number`-th call of its kind by one thread since the trace began. Threads count in the order of their start: 0 is the loop's."""
 
+    thread: int
     kind: str
     number: int
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.number}"
+        return f"{self.kind}-{self.number} of thread {self.thread}"
 
 
 class Programs:
@@ -80,7 +82,8 @@ class Programs:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(_LIMIT_S)
+        self._process.kill()  # every answer that was wanted has come
+        self._process.wait()
         self._process.stdout.close()
 
     def _answer(self) -> str:
@@ -113,6 +116,8 @@ class Observer:
 
 @dataclass
 class Undisturbed:
+    """`base` has saved at steps 2 and 4; `digests` are those of the state after each step."""
+
     base: Path
     points: list[Point]
     digests: dict[int, str]
@@ -129,15 +134,17 @@ def programs() -> Iterator[Programs]:
 def undisturbed(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("crash_points")
     skip_without_strace(folder)
-    base = folder / "base"
+    base, whole = folder / "base", folder / "whole"
     programs.start(base, leave_in=4)
     assert programs.end() == 75, told(base)
-    whole = folder / "whole"
     shutil.copytree(base, whole)
-    assert run_traced(programs, whole) == 0, told(whole)
-    digests = {entry.step: str(entry.fields["state_digest"]) for entry in commits_of(whole)}
-    assert sorted(digests) == [2, 4, 6, 8]
-    return Undisturbed(base, points_of(whole), digests)
+    code, threads = run_traced(programs, whole)
+    assert code == 0, told(whole)
+    told_digests = re.findall(r"^digest (\d+) (\S+)$", told(base) + told(whole), re.MULTILINE)
+    digests = {int(step): digest for step, digest in told_digests}
+    assert sorted(digests) == list(range(1, NUM_STEPS + 1))
+    assert {entry.step: entry.fields["state_digest"] for entry in commits_of(whole)} == {step: digests[step] for step in (2, 4, 6, 8)}
+    return Undisturbed(base, points_of(whole, threads), digests)
 
 
 def skip_without_strace(folder: Path) -> None:
@@ -150,24 +157,35 @@ def skip_without_strace(folder: Path) -> None:
         pytest.skip(f"NOT RUN: strace may not trace here, saves were not interrupted at their system calls: {tried.stderr.strip()}")
 
 
-def run_traced(programs: Programs, run_dir: Path, *, inject: str | None = None) -> int:
-    """The steps from FIRST_TRACED_STEP on under strace; the exit code."""
+def run_traced(programs: Programs, run_dir: Path, *, thread: int | None = None, inject: str | None = None) -> tuple[int, list[str]]:
+    """The steps from FIRST_TRACED_STEP on under strace, all threads or one of them; the exit code, and which threads there are."""
     pid = programs.start(run_dir, stop_before=FIRST_TRACED_STEP)
-    wait_until_stopped(pid, run_dir)
-    command = ["strace", "-f", "-y", "-p", str(pid), "-o", str(trace_of(run_dir)), "-e", "trace=" + ",".join(f"?{kind}" for kind in KINDS)]
+    try:
+        wait_until_stopped(pid, run_dir)
+        threads = sorted((path.name for path in Path(f"/proc/{pid}/task").iterdir()), key=int)
+        with attached(["-f", "-p", str(pid)] if thread is None else ["-p", threads[thread]], run_dir, inject=inject):
+            os.kill(pid, signal.SIGCONT)
+            return programs.end(), threads
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)  # also when this test is out of time: a stopped process would stay for ever
+        raise
+
+
+@contextmanager
+def attached(to: Sequence[str], run_dir: Path, *, inject: str | None) -> Iterator[None]:
+    """strace on threads that are stopped; it ends with them."""
+    command = ["strace", "-y", "-o", str(trace_of(run_dir)), "-e", "trace=" + ",".join(f"?{kind}" for kind in KINDS), *to]
     strace = subprocess.Popen(command + (["-e", f"inject={inject}"] if inject else []), stderr=subprocess.PIPE, text=True)
     assert strace.stderr is not None
     try:
-        attached = strace.stderr.readline()
-        assert "attached" in attached, attached
-        os.kill(pid, signal.SIGCONT)
-        code = programs.end()
+        said = strace.stderr.readline()
+        assert "attached" in said, said
+        yield
         strace.communicate(timeout=_LIMIT_S)
     finally:
         strace.kill()
         strace.wait()
         strace.stderr.close()
-    return code
 
 
 def wait_until_stopped(pid: int, run_dir: Path) -> None:
@@ -179,7 +197,7 @@ def wait_until_stopped(pid: int, run_dir: Path) -> None:
     assert stat.exists(), f"it ended before step {FIRST_TRACED_STEP}\n{told(run_dir)}"
 
 
-def points_of(run_dir: Path) -> list[Point]:
+def points_of(run_dir: Path, threads: Sequence[str]) -> list[Point]:
     """Every call that changes the checkpoints or the ledger: of opens those for writing, and none that changed nothing anyway."""
     counts: Counter[tuple[str, str]] = Counter()
     points = set()
@@ -187,14 +205,15 @@ def points_of(run_dir: Path) -> list[Point]:
         counts[thread, kind] += 1
         changes = " = -1 " not in arguments and (kind != "openat" or re.search("O_WRONLY|O_RDWR|O_CREAT", arguments))
         if changes and (f"{run_dir}/checkpoints" in arguments or f"{run_dir}/ledger" in arguments):
-            points.add(Point(kind, counts[thread, kind]))
+            assert thread in threads, f"a thread that began later calls {kind}({arguments}"
+            points.add(Point(threads.index(thread), kind, counts[thread, kind]))
     return sorted(points)
 
 
 def calls_of(run_dir: Path) -> list[tuple[str, str, str]]:
-    """(thread, kind, arguments and result) in the order of their beginning."""
+    """(thread, kind, arguments and result) in the order of their beginning; without a thread where only one was traced."""
     matches = (_CALL.match(line) for line in trace_of(run_dir).read_text(errors="replace").splitlines())
-    return [(match[1], match[2], match[3]) for match in matches if match]
+    return [(match[1] or "", match[2], match[3]) for match in matches if match]
 
 
 def trace_of(run_dir: Path) -> Path:
@@ -218,7 +237,8 @@ def told(run_dir: Path) -> str:
 def sample(points: Sequence[Point], *, number: int) -> list[Point]:
     """So many of them, every kind among them, the same ones every time."""
     chooser = random.Random(0)
-    of_kinds = [chooser.choice([point for point in points if point.kind == kind]) for kind in sorted({point.kind for point in points})]
+    kinds = sorted({(point.thread, point.kind) for point in points})
+    of_kinds = [chooser.choice([point for point in points if (point.thread, point.kind) == kind]) for kind in kinds]
     others = [point for point in points if point not in of_kinds]
     return sorted(of_kinds + chooser.sample(others, min(max(0, number - len(of_kinds)), len(others))))
 
@@ -255,14 +275,14 @@ def step_of(name: str) -> int:
 
 def disturb(programs: Programs, folder: Path, *, undisturbed: Undisturbed, point: Point, effect: str) -> str:
     """One run with `effect` at `point`, and everything that must hold afterwards; where it struck."""
-    run_dir = folder / f"{point.kind}-{point.number}-{effect}"
+    run_dir = folder / f"{effect}-{point.thread}-{point.kind}-{point.number}"
     shutil.copytree(undisturbed.base, run_dir)
     with Observer(run_dir / "checkpoints") as observer:
-        code = run_traced(programs, run_dir, inject=f"{point.kind}:{effect}:when={point.number}")
+        code, _ = run_traced(programs, run_dir, thread=point.thread, inject=f"{point.kind}:{effect}:when={point.number}")
     try:
         if effect == "signal=KILL":
-            assert code in (-signal.SIGKILL, 0), told(run_dir)  # threads may share the calls of a kind out differently
-            struck = " ".join(calls_of(run_dir)[-1][1:])
+            assert code in (-signal.SIGKILL, 0), told(run_dir)
+            struck = " ".join(calls_of(run_dir)[-1][1:]) if code else "nowhere"  # the timing of threads may save a call or two
         else:
             struck = next((" ".join(call[1:]) for call in calls_of(run_dir) if "(INJECTED)" in call[2]), "nowhere")
             check_the_error_was_survived(run_dir, code=code, struck=struck, name=effect.removeprefix("error="))
@@ -297,20 +317,20 @@ def disturb_all(programs: Programs, folder: Path, *, undisturbed: Undisturbed, p
     assert not failures, f"{len(failures)} of {len(points)}:\n" + "\n\n".join(failures)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_killed_at_some_of_all_kinds_of_calls(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
     points = sample(undisturbed.points, number=25)
     disturb_all(programs, tmp_path, undisturbed=undisturbed, points=points, effect="signal=KILL")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_refused_once_at_each_kind_of_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
     points = sample(undisturbed.points, number=0)
     disturb_all(programs, tmp_path, undisturbed=undisturbed, points=points, effect="error=ENOSPC")
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("effect", ["signal=KILL", "error=ENOSPC", "error=EDQUOT", "error=EIO"])
 def test_disturbed_at_every_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path, effect: str) -> None:
     disturb_all(programs, tmp_path, undisturbed=undisturbed, points=undisturbed.points, effect=effect)
