@@ -82,7 +82,11 @@ def test_it_leaves_with_75_when_told_and_goes_on(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait(timeout=30)
-    assert [entry.event for entry in ledger_of(tmp_path / "run")][-2:] == ["checkpoint.committed", "run.left"]
+    events = [entry.event for entry in ledger_of(tmp_path / "run")]
+    events = [
+        event for event in events if event not in ("checkpoint.verified", "checkpoint.retired")
+    ]  # nobody waits for them on the way out
+    assert events[-2:] == ["checkpoint.committed", "run.left"]
 
 
 @pytest.mark.timeout(200)

@@ -111,8 +111,7 @@ class Uploader:
     second, and call it again. `step` blocks on storage only. After the ranks of a generation are gone, `drain(..., ranks_are_gone=True)`
     finishes what they staged whole and frees the rest. A fresh Uploader on the slots of one that was killed goes on where that one was.
 
-    `on_committed`, `on_read_back` and `on_failed` are called by the leader alone, before the rank sees the outcome in its slot (the
-    read-back comes later). They are the place for the ledger and for retention; a SurefootError or OSError out of them is logged.
+    `on_committed`, `on_read_back` and `on_failed` are called by the leader alone, before the rank sees the outcome in its slot. They are the place for the ledger and for retention; a SurefootError or OSError out of them is logged.
     """
 
     def __init__(
@@ -338,12 +337,12 @@ class Uploader:
             problems = tuple(verify_files(self._root / manifest.id, expected_hash=manifest.hash))
         except OSError as error:
             problems = (Problem(kind="unreadable", detail=str(error)),)
-        slot.read_back(serial=serial, well=not problems)
         if problems:
             logger.warning("checkpoint %s is not what was written: %s %s", manifest.id, problems[0].kind, problems[0].file)
         if self._on_read_back is not None:
             found = ReadBack(manifest, problems, self._host, self._clock.monotonic_s() - began_s)
             self._tell(self._on_read_back, found)
+        slot.read_back(serial=serial, well=not problems)
 
     def _tell(self, listener: Callable[[T], None], outcome: T) -> None:
         try:

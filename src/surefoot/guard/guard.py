@@ -20,7 +20,7 @@ from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, P
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
-from surefoot.guard.place import find_place
+from surefoot.guard.place import find_place, under_agent
 from surefoot.guard.recording import Recorder
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.replay import Figures
@@ -72,15 +72,18 @@ class Guard:
         self._world = world or world_here(
             optimizer.param_groups[0]["params"][0].device, collective_limit_s=config.launch.collective_limit_s
         )
-        self._place = find_place(config, self._world, clock=self._clock, lock=lock)
+        # Before anybody outside can see that this run is there, and sends it a signal.
+        self._requests = LeaveRequests(asked_by_agent=lambda: bool(self._place.board.leave_requested), takes_interrupts=not under_agent())
+        try:
+            self._place = find_place(config, self._world, clock=self._clock, lock=lock)
+        except BaseException:
+            self._requests.close()
+            raise
         self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
         self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {})
         self._evaluation = evaluation
         self._gradient_divisor = gradient_divisor
         self._beat = self._place.board.slot(self._world.rank)
-        self._requests = LeaveRequests(
-            asked_by_agent=lambda: bool(self._place.board.leave_requested), takes_interrupts=not self._place.under_agent
-        )
         self._recorder = Recorder(
             self._state,
             config=config,

@@ -32,13 +32,20 @@ class Place:
     lock: RunLock | None
 
 
+_BEATS_FD = "SUREFOOT_BEATS_FD"
+
+
+def under_agent() -> bool:
+    return _BEATS_FD in os.environ
+
+
 def find_place(config: RunConfig, world: World, *, clock: Clock, lock: RunLock | None) -> Place:
     """Collective over the save group. Where no agent opened the run, rank 0 does, under `lock` or one that it takes.
 
     All ranks raise ConfigError when somebody else holds the run, Corrupt when its ledger is not what was written.
     """
-    beats_fd = os.environ.get("SUREFOOT_BEATS_FD")
-    if beats_fd is not None:
+    if under_agent():
+        beats_fd = os.environ[_BEATS_FD]
         run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
         return Place(run_dir, int(os.environ["SUREFOOT_GENERATION"]), under_agent=True, board=BeatBoard.attach(int(beats_fd)), lock=None)
     run_dir = Path(config.run.dir or Path("runs") / config.run.name)
