@@ -1,9 +1,9 @@
 """A small loop that saves every second step, in a fresh process per command: `test_save_crash_points.py` kills it at every call.
 
-A command is a line of JSON on stdin: {"run_dir", "num_steps", "leave_in", "stop_before"}. The answer is a line with the pid, and when that
-process has ended, a line with its wait status. Torch is imported once; each process is a fork of this one, so a run costs a fraction of a
+A command is a line of JSON on stdin: {"run_dir", "num_steps"} and as wished "width", "leave_in", "stop_before", "checkpoint" (settings).
+The answer is a line with the pid, and when that process has ended, a line with its wait status. Torch is imported once; each process is a fork of this one, so a run costs a fraction of a
 second. With `leave_in` it asks itself to leave in that step, with `stop_before` it stops itself before that step and goes on when it gets
-SIGCONT. Output goes to <run_dir>.out: a line "digest <step> <digest of the state>" for each step, and what went wrong.
+SIGCONT. Output goes to <run_dir>.out: lines "digest <step> <digest of the state>" and "resident <step> <bytes>", and what went wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ def config_of(command: Mapping[str, Any]) -> RunConfig:
 
 def run(command: Mapping[str, Any]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 128), nn.BatchNorm1d(128), nn.Linear(128, 1))
+    width = command.get("width", 128)
+    model = nn.Sequential(nn.Linear(16, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     points = Points()
     with Guard(config_of(command), model=model, optimizer=optimizer, data=points) as guard:
@@ -80,11 +82,17 @@ def run(command: Mapping[str, Any]) -> None:
             optimizer.zero_grad()
             guard.finish()
             print("digest", guard.step, digest_of(model, optimizer), flush=True)
+            print("resident", guard.step, resident_bytes(), flush=True)
 
 
 def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     tensors = collect(model, optimizer).tensors.items()
     return state_digest(ManifestTensor(key, dtype_name(it.dtype), tuple(it.shape), as_hex(tensor_digest(it))) for key, it in tensors)
+
+
+def resident_bytes() -> int:
+    """Of this process, shared memory included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def run_forked(command: Mapping[str, Any]) -> int:
