@@ -1,9 +1,10 @@
 """A small loop that saves every second step, in a fresh process per command: `test_save_crash_points.py` kills it at every call.
 
-A command is a line of JSON on stdin: {"run_dir", "num_steps"} and as wished "width", "leave_in", "stop_before", "checkpoint" (settings).
-The answer is a line with the pid, and when that process has ended, a line with its wait status. Torch is imported once; each process is a fork of this one, so a run costs a fraction of a
-second. With `leave_in` it asks itself to leave in that step, with `stop_before` it stops itself before that step and goes on when it gets
-SIGCONT. Output goes to <run_dir>.out: lines "digest <step> <digest of the state>" and "resident <step> <bytes>", and what went wrong.
+A command is a line of JSON on stdin: {"run_dir", "num_steps"} and as wished "width", "checkpoint" (settings), "leave_in", "stop_before".
+The answer is a line with the pid, and when that process has ended, a line with its wait status. Torch is imported once; each process is a
+fork of this one, so a run costs a fraction of a second. With `leave_in` it asks itself to leave in that step, with `stop_before` it stops
+itself before that step and goes on when it gets SIGCONT. Output goes to <run_dir>.out: lines "digest <step> <digest of the state>" and
+"resident <step> <bytes>", and what went wrong.
 """
 
 from __future__ import annotations

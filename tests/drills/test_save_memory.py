@@ -21,8 +21,7 @@ NUM_STEPS, WARM_STEPS = 150, 50
 
 @pytest.mark.timeout(300)
 def test_fifty_saves_leave_nothing_behind(tmp_path: Path) -> None:
-    """Both host copies are full after the first saves. Whatever a save forgot to free, a copy or its description, would add up from there:
-    the bound is a fifth of what one copy in ten saves would come to."""
+    """Both host copies are full after the first saves. Whatever later ones forget to free adds up: the bound is one copy in forty saves."""
     run_dir = tmp_path / "run"
     command = {"run_dir": str(run_dir), "num_steps": NUM_STEPS, "width": WIDTH}
     finished = subprocess.run(
@@ -39,7 +38,6 @@ def test_fifty_saves_leave_nothing_behind(tmp_path: Path) -> None:
     resident = {int(step): int(num_bytes) for step, num_bytes in re.findall(r"^resident (\d+) (\d+)$", output, re.MULTILINE)}
     warm = max(resident[step] for step in range(WARM_STEPS - 10, WARM_STEPS))
     late = max(resident[step] for step in range(NUM_STEPS - 10, NUM_STEPS))
-    print(
-        f"{len(commits)} saves of {STATE_BYTES / 1e6:.0f} MB: resident {warm / 1e6:.1f} MB after {WARM_STEPS} steps, {late / 1e6:.1f} at the end"
-    )
-    assert late - warm < STATE_BYTES
+    told = f"resident {warm / 1e6:.1f} MB after {WARM_STEPS} steps, {late / 1e6:.1f} MB at the end"
+    print(f"{len(commits)} saves of {STATE_BYTES / 1e6:.0f} MB: {told}")
+    assert late - warm < STATE_BYTES, told
