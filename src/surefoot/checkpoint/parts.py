@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from surefoot.checkpoint.sources import FileSource
@@ -32,8 +31,9 @@ _STORAGES = {
 }  # fmt: skip
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _PAYLOAD = "data/0"
-_HASHED_BYTES = 1 << 18
-"""Copied and hashed at once: what was just copied is still in the cache of the core."""
+_LOOKED_BYTES = 1 << 18
+"""Copied and looked at at once: what was just copied is still in the cache of the core."""
+Look = Callable[[memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +93,35 @@ class PartReader:
             raise Corrupt(f"{payload.num_bytes} bytes are stored, {layout.num_bytes} belong to {dtype_name(layout.dtype)} {layout.shape}")
         return Part(self._files[info.relative_path], layout, info.offset + (found.offset(payload) if payload is not None else 0))
 
-    def read_box(self, part: Part, target: torch.Tensor, *, offsets: Sequence[int], hashed: bool = False) -> str:
+    def read_box(self, part: Part, target: torch.Tensor, *, offsets: Sequence[int], look: Look | None = None) -> bool:
         """Fill `target`, on any device and of any strides, with the box of its shape that starts at `offsets` in the part.
 
-        `hashed`: the xxh3_128 of what `target` holds then, taken while it is in the cache; empty where the box is not one run of bytes.
+        `look` is shown what `target` holds then, piece by piece while it is in the cache: true. False where the box is not one run of bytes
+        in both places, and nothing was shown.
         """
         layout = part.layout
         first, last = _span(layout, offsets, target.shape)
         if first > last:
-            return ""
+            return False
         if layout.dtype == target.dtype and self._is_run(layout, target, num_elements=last - first + 1):
             memory = memory_of(target)
-            if hashed:
-                return self._fill_hashed(part, memory, first=first)
-            self._fill(part, memory, first=first)
-            return ""
+            piece_bytes = len(memory) if look is None else _LOOKED_BYTES
+            for done in range(0, len(memory), piece_bytes):
+                piece = memory[done : done + piece_bytes]
+                self._fill(part, piece, at=first * layout.dtype.itemsize + done)
+                if look is not None:
+                    look(piece)
+            return look is not None
         elements = self._buffer((last - first + 1) * layout.dtype.itemsize)
-        self._fill(part, memory_of(elements), first=first)
+        self._fill(part, memory_of(elements), at=first * layout.dtype.itemsize)
         target.copy_(elements.view(layout.dtype).as_strided(target.shape, layout.strides))
-        return ""
+        return False
 
     def read_whole(self, part: Part) -> torch.Tensor:
         """The whole part in this thread's buffer: good until the next read."""
         layout = part.layout
         elements = self._buffer(layout.num_bytes)
-        self._fill(part, memory_of(elements), first=0)
+        self._fill(part, memory_of(elements), at=0)
         return elements.view(layout.dtype).as_strided(layout.shape, layout.strides, layout.start)
 
     def _is_run(self, layout: Layout, target: torch.Tensor, *, num_elements: int) -> bool:
@@ -125,18 +129,8 @@ class PartReader:
         is_memory = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
         return is_memory and layout.is_row_major and num_elements == target.numel()
 
-    def _fill(self, part: Part, memory: memoryview, *, first: int) -> None:
-        offset = part.offset + first * part.layout.dtype.itemsize
-        self._sources[part.file.name].read_into(part.file, offset=offset, buffer=memory)
-
-    def _fill_hashed(self, part: Part, memory: memoryview, *, first: int) -> str:
-        offset = part.offset + first * part.layout.dtype.itemsize
-        digest = xxhash.xxh3_128()
-        for done in range(0, len(memory), _HASHED_BYTES):
-            piece = memory[done : done + _HASHED_BYTES]
-            self._sources[part.file.name].read_into(part.file, offset=offset + done, buffer=piece)
-            digest.update(piece)
-        return str(digest.hexdigest())
+    def _fill(self, part: Part, memory: memoryview, *, at: int) -> None:
+        self._sources[part.file.name].read_into(part.file, offset=part.offset + at, buffer=memory)
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         have: torch.Tensor | None = getattr(self._own, "buffer", None)

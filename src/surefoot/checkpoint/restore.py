@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from surefoot.checkpoint.choosing import (
@@ -30,11 +30,11 @@ from surefoot.checkpoint.metadata import chunk_index, part_at, stored_in, tensor
 from surefoot.checkpoint.planner import StrictLoadPlanner
 from surefoot.checkpoint.reader import Reader
 from surefoot.checkpoint.rng import restore_rng
-from surefoot.checkpoint.sources import FileSource, FolderSource, ProvenParts, in_threads
+from surefoot.checkpoint.sources import FileSource, FolderSource, in_threads
 from surefoot.checkpoint.state import LiveState, compare_inventory
 from surefoot.checkpoint.verify import check_contents, checked_metadata, parse_extras, raise_first
 from surefoot.core.errors import CheckpointError, Corrupt, SurefootError
-from surefoot.core.records import Manifest, ManifestFile, Problem
+from surefoot.core.records import Manifest, Problem
 from surefoot.tensors.digest import as_hex, combine, local_box, tensor_digest
 from surefoot.tensors.world import World, agree_ok, gather_json
 
@@ -128,7 +128,7 @@ def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world:
     chosen = {**shared, **local}
 
     reader = _read(path, tensors, found=found, chosen=chosen, world=world, num_threads=num_threads)
-    parts = _agreed(world, lambda: _loaded_parts(tensors, found, chosen, reader=reader, num_threads=num_threads), hint=_GARBAGE)
+    parts = _agreed(world, lambda: _loaded_parts(tensors, manifest, reader=reader, num_threads=num_threads), hint=_GARBAGE)
     told = gather_json(world, {"parts": parts, "sources": {name: chosen[name].name for name in sorted(needed)}})
     _compare_digests([rank["parts"] for rank in told], path=path, found=found)
     state.put_back_scalars()
@@ -197,19 +197,15 @@ def _read(
     return reader
 
 
-def _loaded_parts(
-    tensors: Mapping[str, torch.Tensor], found: _Found, chosen: Mapping[str, FileSource], *, reader: Reader, num_threads: int
-) -> dict[str, list[Any]]:
+def _loaded_parts(tensors: Mapping[str, torch.Tensor], manifest: Manifest, *, reader: Reader, num_threads: int) -> dict[str, list[Any]]:
     """Local. [offsets, sizes, digest] of this rank's box of each tensor; empty boxes and whole tensors that are right are left out."""
-    digests = {tensor.key: tensor.digest for tensor in found.manifest.tensors}
-    files = {file.name: file for file in found.manifest.files}
-    proven = {name: (files[name], source) for name, source in chosen.items() if isinstance(source, ProvenParts)}
+    digests = {tensor.key: tensor.digest for tensor in manifest.tensors}
     parts: dict[str, list[Any]] = {}
 
     def look(key: str) -> None:
         tensor = tensors[key]
         sizes, offsets = local_box(tensor)
-        digest = _proven_digest(key, tensor, reader, proven) or as_hex(tensor_digest(tensor))
+        digest = _seen_digest(key, sizes, offsets, reader) or as_hex(tensor_digest(tensor))
         is_right = sizes == tuple(tensor.shape) and digest == digests[key]
         if math.prod(sizes) and not is_right:
             parts[key] = [offsets, sizes, digest]
@@ -218,20 +214,12 @@ def _loaded_parts(
     return parts
 
 
-def _proven_digest(key: str, tensor: torch.Tensor, reader: Reader, proven: Mapping[str, tuple[ManifestFile, ProvenParts]]) -> str | None:
-    """Local. The digest from before the save, when the source knows what the run's own bytes were and the loaded ones are the same.
-
-    A checksum of bytes in one piece costs a fifth of a digest; it needs the box to be exactly one stored part.
-    """
-    sizes, offsets = local_box(tensor)
-    metadata = reader.read_metadata()
-    index = chunk_index(key, ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-    loaded = reader.checksums.get((key, offsets))
-    if loaded is None or tuple(part_at(tensor_metadata(metadata, key), index).sizes) != sizes:
-        return None
-    file, source = proven[metadata.storage_data[index].relative_path]
-    known = source.part(file, key=key, offsets=offsets)
-    return known[1] if known is not None and loaded == known[0] else None
+def _seen_digest(key: str, sizes: Sequence[int], offsets: tuple[int, ...], reader: Reader) -> str | None:
+    """Local. What the reader saw on the way, when the box is exactly one stored part."""
+    digest = reader.digests.get((key, offsets))
+    entry = tensor_metadata(reader.read_metadata(), key)
+    is_part = digest is not None and part_at(entry, MetadataIndex(key, offsets)).sizes == torch.Size(sizes)
+    return digest if is_part else None
 
 
 def _compare_digests(parts_of_ranks: Sequence[Mapping[str, Any]], *, path: Path, found: _Found) -> None:

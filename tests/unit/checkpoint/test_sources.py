@@ -103,20 +103,18 @@ def test_parts_in_memory_are_known_by_checksum_and_digest(staged: Path, slot: Sl
     assert source.part(_data(staged), key="model.0.weight", offsets=(1, 0)) is None
 
 
-def test_what_is_read_from_memory_is_hashed_on_the_way_and_compared_with_the_runs_own_bytes(
-    staged: Path, slot: Slot, make_training: Callable[..., Any]
-) -> None:
-    source, metadata, file = SlotSource([slot], checkpoint="s10-a1"), read_metadata(staged), _data(staged)
-    fresh = make_training(seed=5)
-    tensors = collect(fresh.model, fresh.optimizer, for_load=True).tensors
-    reader = Reader(staged, metadata=metadata, files={DATA: file}, sources={DATA: source}, num_threads=2)
-    with dcp_errors(single_world(), what="loading"):
-        dcp_load(tensors, storage_reader=reader, planner=StrictLoadPlanner(may_be_left=lambda key: key.startswith("rng/")), no_dist=True)
-    assert {key for key, _ in reader.checksums} == tensors.keys()
-    for (key, offsets), checksum in reader.checksums.items():
-        known = source.part(file, key=key, offsets=offsets)
-        assert known is not None
-        assert known[0] == checksum, key
+@pytest.mark.parametrize("from_memory", [True, False])
+def test_what_is_read_whole_is_digested_on_the_way(staged: Path, slot: Slot, make_training: Callable[..., Any], from_memory: bool) -> None:
+    metadata, file, manifest = read_metadata(staged), _data(staged), read_manifest(staged)
+    tensors = collect((fresh := make_training(seed=5)).model, fresh.optimizer, for_load=True).tensors
+    with FolderSource(staged) as folder:
+        source: FileSource = SlotSource([slot], checkpoint="s10-a1") if from_memory else folder
+        reader = Reader(staged, metadata=metadata, files={DATA: file}, sources={DATA: source}, num_threads=2)
+        with dcp_errors(single_world(), what="loading"):
+            planner = StrictLoadPlanner(may_be_left=lambda key: key.startswith("rng/"))
+            dcp_load(tensors, storage_reader=reader, planner=planner, no_dist=True)
+    stored = {tensor.key: tensor.digest for tensor in manifest.tensors if not tensor.key.startswith("rng/")}
+    assert {key: digest for (key, _), digest in reader.digests.items()} == stored
 
 
 def test_damaged_memory_is_named_and_the_disk_serves(staged: Path, slot: Slot, load_and_compare: Callable[..., Loaded]) -> None:
