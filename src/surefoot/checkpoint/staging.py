@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,6 +125,7 @@ class Snapshot:
         self._on_end = on_end
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._read = threading.Event()
         self._stages = _Stages()
         self._updates = work.updates()
         texts = sum(len(value) for value in work.rest.values() if isinstance(value, str))
@@ -132,8 +133,9 @@ class Snapshot:
         self._image: Bytes = np.frombuffer(slot.claim(work.header, extra_bytes=room), dtype=np.uint8)
 
     @property
-    def is_staging(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def reads_live(self) -> bool:
+        """Whether live tensors are still being read, so that no update may be made."""
+        return not self._read.is_set()
 
     def begin(self) -> None:
         """Local, on the loop's thread. Copy what must not wait, and look at the rest."""
@@ -155,20 +157,25 @@ class Snapshot:
         except Exception as error:  # the boundary of the thread: whatever it was is told at the next step
             self._end(error)
         finally:
-            self._stages = _Stages()  # the references to live tensors
+            self._let_go()
             self._on_end()
 
     def wait(self, *, limit_s: float) -> None:
-        """Until the staging has ended, well or not. After `limit_s` it is told to stop, and is then a failed one. Raises SurefootError when
-        it does not even stop: to go on would change what it reads."""
-        if self._thread is None:
+        """Until no live tensor is read any more, well or not. After `limit_s` staging is told to stop, and is then a failed one.
+
+        Raises SurefootError when it does not even stop: to go on would change what it reads.
+        """
+        if self._thread is None or self._read.wait(limit_s):
             return
-        self._thread.join(limit_s)
-        if self._thread.is_alive():
-            self._stop.set()
-            self._thread.join(max(1.0, limit_s / 10))
-        if self._thread.is_alive():
+        self._stop.set()
+        if not self._read.wait(max(1.0, limit_s / 10)):
             raise SurefootError(f"the staging of {self.id} hangs", where=str(self.slot), hint="a copy from the device does not return")
+
+    def join(self, *, limit_s: float) -> None:
+        """Until staging has ended altogether; bounded as `wait`."""
+        self.wait(limit_s=limit_s)
+        if self._thread is not None:
+            self._thread.join(limit_s)
 
     def _begin(self) -> None:
         if self._copies is not None:
@@ -184,6 +191,8 @@ class Snapshot:
             self._tensor_in_slot(placed).copy_(live) if source is None else _copy_all(source, self._values(placed))
             is_counter = source is not None and placed.part.key.startswith("optim.") and placed.part.key not in self._work.at_once
             self._stages.still.append(_Still(placed, source if is_counter else None))
+        if not self._stages.moving:
+            self._let_go()
 
     def _waits(self, placed: Placed, live: torch.Tensor, source: Bytes | None) -> bool:
         if placed.part.key in self._work.at_once or placed.part.num_bytes <= SMALL_BYTES:
@@ -197,8 +206,10 @@ class Snapshot:
                 self._check_stop()
                 moving.before = xxhash.xxh3_128_hexdigest(moving.source.data)
         told = [self._copy_moving(moving) for moving in self._stages.moving]
+        if self._stages.moving:
+            self._refuse_torn()
+        self._let_go()
         told += [self._hash_still(still) for still in self._stages.still]
-        self._refuse_torn()
         return sorted(told, key=lambda part: int(part["offset"]))
 
     def _copy_moving(self, moving: _Moving) -> dict[str, Any]:
@@ -249,6 +260,14 @@ class Snapshot:
             hint="the optimizer stepped between finish and judge; without overlap (checkpoint.overlap) that cannot happen",
             tensor=what,
         )
+
+    def _let_go(self) -> None:
+        """From here on live tensors may change: nothing here refers to them any more."""
+        self._work = replace(self._work, tensors={})
+        self._stages.moving.clear()
+        for still in self._stages.still:
+            still.source = None
+        self._read.set()
 
     def _check_stop(self) -> None:
         if self._stop.is_set():

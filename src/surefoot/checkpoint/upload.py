@@ -111,7 +111,8 @@ class Uploader:
     second, and call it again. `step` blocks on storage only. After the ranks of a generation are gone, `drain(..., ranks_are_gone=True)`
     finishes what they staged whole and frees the rest. A fresh Uploader on the slots of one that was killed goes on where that one was.
 
-    `on_committed`, `on_read_back` and `on_failed` are called by the leader alone, before the rank sees the outcome in its slot. They are the place for the ledger and for retention; a SurefootError or OSError out of them is logged.
+    `on_committed`, `on_read_back` and `on_failed` are called by the leader alone, before the rank sees the outcome in its slot. They are
+    the place for the ledger and for retention; a SurefootError or OSError out of them is logged.
     """
 
     def __init__(

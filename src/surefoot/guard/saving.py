@@ -261,7 +261,7 @@ class Saver:
         limit_s = self._section.upload_limit_s if in_order else after_error_s
         for save in self._under_way:
             if save.snapshot is not None:
-                save.snapshot.wait(limit_s=limit_s)
+                save.snapshot.join(limit_s=limit_s)
         if self._reserving is not None:
             self._reserving.join()
         if self._uploads is not None:
