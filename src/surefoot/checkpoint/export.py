@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from surefoot.checkpoint.dcp import dcp_errors
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.metadata import stored_in
 from surefoot.checkpoint.planner import StrictLoadPlanner
@@ -24,6 +23,7 @@ from surefoot.core.errors import ConfigError, Incomplete
 from surefoot.core.records import ManifestTensor, Problem
 from surefoot.core.strict_json import dumps
 from surefoot.tensors.digest import as_hex, tensor_digest
+from surefoot.tensors.world import single_world
 
 MODEL_PREFIX = "model."
 SHARD_BYTES = 4 << 30
@@ -46,7 +46,7 @@ def read_weights(path: Path, *, budget_bytes: int = SHARD_BYTES) -> Iterator[dic
     for batch in batches(weights_of(path), budget_bytes=budget_bytes):
         tensors = {tensor.key: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype)) for tensor in batch}
         planner = StrictLoadPlanner(may_be_left=lambda key, wanted=frozenset(tensors): key not in wanted)  # type: ignore[misc]
-        with _alone():
+        with dcp_errors(single_world(), what=f"reading the weights of {manifest.id}"):
             dcp_load(tensors, storage_reader=Reader(path, metadata=metadata), planner=planner, no_dist=True)
         problems = [
             Problem(kind="wrong-digest", file=",".join(sorted(stored_in(metadata, tensor.key))), tensor=tensor.key, detail="loaded another")
@@ -60,7 +60,7 @@ def read_weights(path: Path, *, budget_bytes: int = SHARD_BYTES) -> Iterator[dic
 def write_dcp(path: Path, out: Path) -> None:
     """Local. A stock DCP folder with the weights alone, all in memory at once."""
     weights = {name: tensor for portion in read_weights(path) for name, tensor in portion.items()}
-    with _alone():
+    with dcp_errors(single_world(), what="writing the export"):
         dcp_save(weights, checkpoint_id=out, no_dist=True)
 
 
@@ -91,7 +91,7 @@ def check_dcp(out: Path, wanted: Sequence[ManifestTensor]) -> list[Problem]:
     expected = {tensor.key.removeprefix(MODEL_PREFIX): tensor for tensor in wanted}
     problems = _compare_keys(stored.keys(), expected)
     tensors = {name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype)) for name, tensor in expected.items() if name in stored}
-    with _alone():
+    with dcp_errors(single_world(), what="reading the export back"):
         dcp_load(tensors, storage_reader=reader, no_dist=True)
     return problems + _compare_bits(tensors.items(), expected)
 
@@ -138,11 +138,3 @@ def _safetensors() -> Any:
             "safetensors is not installed", where="--format", hint="pip install 'surefoot[hf]', or take --format dcp"
         ) from None
     return safetensors.torch
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """DCP warns whenever there is no process group, asked for or not."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
