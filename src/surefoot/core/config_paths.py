@@ -18,7 +18,8 @@ def absolute_path(value: str, *, folder: Path) -> str:
     """`value` as an absolute path, relative ones taken from `folder`. What is no path comes back untouched."""
     if not is_plain_path(value):
         return value
-    return os.path.normpath(os.path.join(os.path.abspath(folder), os.path.expanduser(value)))
+    path = os.path.normpath(os.path.join(os.path.abspath(folder), os.path.expanduser(value)))
+    return path[1:] if path.startswith("//") else path  # normpath keeps a double slash, which Linux reads as one
 
 
 def relative_path(value: str, *, folder: Path) -> str:

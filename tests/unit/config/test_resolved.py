@@ -132,3 +132,8 @@ def test_a_batch_ramp_comes_back(tmp_path: Path) -> None:
     run_dir.mkdir(parents=True)
     (run_dir / "config.toml").write_text(resolved_toml(loaded, run_dir))
     assert load_config(run_dir).config.train.batch_ramp == ((0, 4), (100, 8), (400, 16))
+
+
+def test_a_double_slash_is_one() -> None:
+    assert absolute_path("//a/b", folder=Path("/r")) == "/a/b"
+    assert absolute_path("//", folder=Path("/r")) == "/"
