@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -229,11 +230,32 @@ def check_resumes(run: Run) -> None:
         if entry.event == "run.resumed":
             assert entry.fields["checkpoint"] == newest
             assert entry.step > 0
-    lines = [line for line in run.output.read_text().splitlines() if line.startswith("resumed from step ")]
+    printed = run.output.read_text().splitlines()
+    restored = [line for line in printed if line.startswith("restored step ")]
     resumed = [entry for entry in run.entries() if entry.event == "run.resumed"]
-    assert len(lines) == len(resumed)
-    for line, entry in zip(lines, resumed, strict=True):
+    assert len(restored) == len(resumed)
+    for line, entry in zip(restored, resumed, strict=True):
         assert f"checkpoint {entry.fields['checkpoint']}," in line
+    check_replays(run, [line for line in printed if line.startswith("resumed from step ")])
+
+
+def check_replays(run: Run, lines: list[str]) -> None:
+    """Every replay that was not killed itself gave the same bits, as many steps as were recorded, and said so."""
+    assert not [entry for entry in run.entries() if entry.event in ("replay.differed", "checkpoint.rejected")]
+    verified = [entry for entry in run.entries() if entry.event == "replay.verified"]
+    assert verified
+    assert len(lines) <= len(verified)  # a kill between the ledger and the line costs the line
+    for entry in verified:
+        fields = entry.fields
+        assert fields["mode"] == ("bits" if fields["num_steps"] else "none")
+        assert fields["largest_difference"] == 0.0
+    said = {(entry.fields["checkpoint"], entry.fields["num_steps"]) for entry in verified}
+    for line in lines:
+        found = re.match(r"resumed from step \d+, checkpoint (\S+), config \w{8}, verified (\d+) steps?: ", line)
+        assert found is not None, line
+        assert (found[1], int(found[2])) in said
+    last = {entry.attempt: entry for entry in verified}.get(max(entry.attempt for entry in run.entries()))
+    assert last is not None, "the last resume was not verified"
 
 
 def executed_steps(run: Run) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from surefoot.checkpoint.fetch import fetch_for_resume
 from surefoot.cli.checkpoint_find import find
-from surefoot.cli.checkpoint_move import take_in
+from surefoot.cli.checkpoint_import import take_in
 from surefoot.config import load_config
 from surefoot.core.errors import SurefootError
 from surefoot.core.strict_json import dumps

@@ -20,6 +20,7 @@ from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, P
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
+from surefoot.guard.pace import Pace
 from surefoot.guard.place import find_place, under_agent
 from surefoot.guard.recording import Recorder
 from surefoot.guard.recovery import Recovery
@@ -114,6 +115,7 @@ class Guard:
             evaluation=evaluation,
             root=self._place.run_dir / "checkpoints",
         )
+        self._pace = Pace(config.checkpoint, world=self._world, recorder=self._recorder)
         self._times = StepTimes(self._clock)
         self._signals: Signals | None = None
         self._action: Action | None = None
@@ -144,6 +146,7 @@ class Guard:
         """
         self._beat.beat(phase=Phase.RESTORE, step=0)
         resumed = self._recovery.restore()
+        self._pace.start(self._recovery.interruptions)
         self._saver.close_siblings()
         self._saver.get_ready()
         if self._is_foreign:
@@ -232,10 +235,13 @@ class Guard:
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
         with self._times.measure("save_s"):
             saved = self._saver.settle(signals)
+        self._pace.step(signals)
+        if saved is not None:
+            self._pace.committed(signals)
         may_save = self._leave is None and not self._recovery.must_go_back  # what a replay threw out is not kept
         held_out = self._evaluate_if_due() if may_save else None
         self._state.canary = held_out.loss if held_out is not None and math.isfinite(held_out.loss) else None
-        if may_save and (due := self._saver.due(signals)) is not None:
+        if may_save and (due := self._saver.due(signals, auto_steps=self._pace.auto_steps)) is not None:
             # A kill between commit and row would leave this step without one for good; the row below takes this one's place.
             self._recorder.write(self._report(signals, action, held_out, saved=None))
             saved = self._save(due[0] + self._recovery.stands_on, due[1]) or saved
@@ -312,6 +318,7 @@ class Guard:
         with self._times.measure("save_s"):
             if wait:
                 return self._saver.save(reason=reason)
+            self._pace.save_begun()
             self._saver.begin(reason=reason)
             return None
 

@@ -33,6 +33,7 @@ from surefoot.guard.restoring import Loader, Survey, survey, survey_from_json
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.guard.trajectory import Facts, difference_fields, facts_of, fold_history, recorded_after
+from surefoot.observe.interruptions import Interruptions
 from surefoot.observe.lineage import Lineage, candidates, fold_lineage
 from surefoot.tensors.world import World, broadcast_json, lead
 
@@ -61,6 +62,7 @@ class Recovery:
         self._recorder = recorder
         self._saver = saver
         self._root = root
+        self.interruptions = Interruptions(0, 0.0, None)
         self._replay: Replay | None = None
         self._asked_for = False
         self._back_to: FallBack | GoOn | None = None
@@ -87,6 +89,7 @@ class Recovery:
         """
         surveyed = lead(self._world, lambda: survey(generation=self._generation, recorder=self._recorder, root=self._root))
         found = survey_from_json(broadcast_json(self._world, surveyed))
+        self.interruptions = found.interruptions
         self._state.attempt = found.last_attempt
         loaded, rejected = self._loader.load_first(found.candidates)
         if loaded is None and (rejected or found.wish):

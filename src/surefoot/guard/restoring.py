@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from surefoot.guard.recording import Recorder
 from surefoot.guard.state import TrainState
 from surefoot.guard.trajectory import Facts
 from surefoot.observe.halts import refuse_halted
+from surefoot.observe.interruptions import Interruptions, fold_interruptions
 from surefoot.observe.lineage import adoptable, candidates, fold_lineage
 from surefoot.observe.saves import commit_fields
 from surefoot.observe.wishes import Wish, open_wish
@@ -42,6 +43,7 @@ class Survey:
     last_attempt: int
     candidates: list[dict[str, str]]
     wish: Wish | None = None
+    interruptions: Interruptions = field(default_factory=lambda: Interruptions(0, 0.0, None))
 
 
 @dataclass
@@ -154,12 +156,13 @@ def survey(*, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]
         "last_attempt": lineage.counters.attempt,
         "candidates": [{"id": ref.id, "state_digest": ref.state_digest} for ref in found],
         "wish": wish.as_json() if wish else None,
+        "interruptions": asdict(fold_interruptions(entries)),
     }
 
 
 def survey_from_json(told: Mapping[str, Any]) -> Survey:
     wish = Wish(**told["wish"]) if told["wish"] else None
-    return Survey(int(told["last_attempt"]), list(told["candidates"]), wish)
+    return Survey(int(told["last_attempt"]), list(told["candidates"]), wish, Interruptions(**told["interruptions"]))
 
 
 def _readable_manifests(root: Path) -> list[Manifest]:

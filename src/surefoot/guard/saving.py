@@ -179,7 +179,7 @@ class Saver:
         self._note_failure(save, told)
         return None
 
-    def due(self, signals: Signals) -> tuple[str, bool] | None:
+    def due(self, signals: Signals, *, auto_steps: int) -> tuple[str, bool] | None:
         """Local, the same on all ranks. Why the present state is saved now, and whether the loop waits for the commit; or None.
 
         A save for which some rank has no free slot is put off to the first step at which all have one; one that the loop waits for is not.
@@ -190,6 +190,7 @@ class Saver:
             self._section,
             num_steps=self._config.train.num_steps,
             last_saved_step=self.last_saved_step,
+            auto_steps=auto_steps,
         )
         is_last = self._state.step >= self._config.train.num_steps or signals.leave_requested
         reason = wanted or self._failures.again or self._put_off

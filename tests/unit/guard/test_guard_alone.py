@@ -23,15 +23,16 @@ from surefoot.observe.metrics import read_steps
 
 
 class Points:
-    def __init__(self) -> None:
+    def __init__(self, *, noise: int = 0) -> None:
         self.next_sample = 0
+        self._noise = noise
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return self
 
     def __next__(self) -> torch.Tensor:
         self.next_sample += 4
-        return torch.randn(4, 8, generator=torch.Generator().manual_seed(self.next_sample))
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(self.next_sample + self._noise))
 
     def cursor(self) -> Mapping[str, Any]:
         return {"next_sample": self.next_sample}
@@ -48,6 +49,7 @@ class Loop:
     sick: tuple[int, ...] = ()
     with_schedule: bool = True
     stop_at: int = 1_000_000
+    noise: int = 0
     at_step: Callable[[int], object] = lambda step: None
     stop_when: Callable[[], bool] = lambda: False
     rates: list[float] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Loop:
         model = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
-        points = Points()
+        points = Points(noise=self.noise)
         extra = {"schedule": schedule} if self.with_schedule else {}
         with Guard(self.config, model=model, optimizer=optimizer, data=points, extra=extra) as guard:
             guard.restore()
@@ -228,3 +230,42 @@ def test_failed_saves_do_not_end_the_run_within_the_grace(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert not disk.path.is_file()
+
+
+def test_auto_measures_and_says_from_what_it_chose(tmp_path: Path) -> None:
+    config = config_of(tmp_path, num_steps=900)
+    Loop(replace(config, checkpoint=CheckpointSection(interval_steps="auto", milestone_steps=0))).run()
+    entries = read_ledger(tmp_path / "ledger.jsonl")
+    saved = [entry.fields["id"] for entry in entries if entry.event == "checkpoint.committed"]
+    assert saved == ["s500-a1", "s900-a1"]  # 500 until it has measured; then far less often, for a save costs milliseconds here
+    (tuned,) = [entry for entry in entries if entry.event == "interval.tuned"]
+    assert tuned.fields["before"] == 500
+    assert int(str(tuned.fields["steps"])) > 900
+    assert {"step_s", "stall_s", "write_s", "num_failures", "mtbf_s"} < tuned.fields.keys()
+
+
+def test_a_number_is_never_tuned(tmp_path: Path) -> None:
+    Loop(config_of(tmp_path)).run()
+    assert "interval.tuned" not in events(tmp_path)
+
+
+def test_a_foreign_loop_repeats_what_was_recorded(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=9).run()
+    Loop(config_of(tmp_path)).run()
+    entries = read_ledger(tmp_path / "ledger.jsonl")
+    (verified,) = [entry for entry in entries if entry.event == "replay.verified"]
+    assert (verified.fields["checkpoint"], verified.fields["num_steps"], verified.fields["mode"]) == ("s5-a1", 4, "bits")
+
+
+def test_a_foreign_loop_goes_back_where_its_record_differs(tmp_path: Path) -> None:
+    """Data that changed without its cursor telling: every replay differs beyond the tolerance, and a person must look."""
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=14).run()
+    with pytest.raises(SystemExit, match="6"):
+        Loop(config_of(tmp_path), noise=5).run()
+    entries = read_ledger(tmp_path / "ledger.jsonl")
+    assert [entry.fields["checkpoint"] for entry in entries if entry.event == "attempt.started"] == [None, "s10-a1", "s5-a1"]
+    assert [entry.event for entry in entries if entry.event.startswith("replay.")] == ["replay.differed", "replay.differed"]
+    assert entries[-1].event == "run.halted"
+    assert "no checkpoint repeats" in entries[-1].reason
