@@ -81,9 +81,13 @@ class Lineage:
     looks: Mapping[str, tuple[Look, ...]] = field(default_factory=dict)
     tiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     branched_from: Mapping[str, object] | None = None
+    _by_id: Mapping[str, CheckpointRef] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", {ref.id: ref for ref in self.refs})  # a run asks for each of its thousands, again and again
 
     def ref(self, checkpoint: str) -> CheckpointRef | None:
-        return next((ref for ref in self.refs if ref.id == checkpoint), None)
+        return self._by_id.get(checkpoint)
 
     @property
     def head(self) -> CheckpointRef | None:
@@ -101,8 +105,8 @@ def candidates(lineage: Lineage) -> list[CheckpointRef]:
     Those that failed to restore before come behind, those whose bytes were found damaged last. They are not struck off: the cause may have
     been the machine and not the bytes, and another tier may have a copy.
     """
-    by_id = {ref.id: ref for ref in lineage.refs}
-    usable = [by_id[name] for name in reversed(lineage.line) if name not in lineage.retired and not by_id[name].suspect]
+    standing = [ref for name in reversed(lineage.line) if name not in lineage.retired and (ref := lineage.ref(name)) is not None]
+    usable = [ref for ref in standing if not ref.suspect]
     return sorted(usable, key=lambda ref: (ref.damaged, ref.id in lineage.rejected))
 
 
@@ -144,7 +148,7 @@ class _Fold:
     def __init__(self) -> None:
         self._refs: dict[str, CheckpointRef] = {}
         self._before: dict[str, str | None] = {}
-        self._line: list[str] = []
+        self._line: dict[str, None] = {}  # in order, and asked for membership with each commit
         self._struck: set[str] = set()
         self._retired: set[str] = set()
         self._rejected: set[str] = set()
@@ -167,6 +171,8 @@ class _Fold:
             self._look(entry, _text(entry, "id"))
         elif entry.event == Event.CHECKPOINT_COPIED:
             self._copied(_text(entry, "id"), _text(entry, "tier"))
+        elif entry.event == Event.CHECKPOINT_RETIRED and (tier := _text(entry, "tier")):
+            self._retired_copy(_text(entry, "id"), tier)
         else:
             self._mark(entry.event, _text(entry, "id"))
 
@@ -176,9 +182,9 @@ class _Fold:
         self._refs[ref.id] = ref
         is_ours = ref.attempt >= self._branch[0] and (ref.parent in (None, self._base) or ref.parent in self._line)
         # A save whose branch was given up while it was on its way still descends from its own parent.
-        self._before[ref.id] = (self._line[-1] if self._line else None) if is_ours else ref.parent
+        self._before[ref.id] = next(reversed(self._line), None) if is_ours else ref.parent
         if is_ours:
-            self._line.append(ref.id)
+            self._line[ref.id] = None
 
     def _import(self, ref: CheckpointRef) -> None:
         """From another run or tool. A run that stands on nothing goes on from it; any other one only when it is told to."""
@@ -187,7 +193,7 @@ class _Fold:
         self._refs[ref.id] = ref
         self._before[ref.id] = None
         if not self._line and self._base is None:
-            self._line.append(ref.id)
+            self._line[ref.id] = None
 
     def _branch_off(self, entry: LedgerEntry) -> None:
         start = _text(entry, "checkpoint")
@@ -200,12 +206,12 @@ class _Fold:
             self._rejected.discard(start)
             self._refs[start] = _raised(self._refs[start], Rung.LOADABLE)
 
-    def _chain(self, start: str | None) -> list[str]:
-        chain: list[str] = []
+    def _chain(self, start: str | None) -> dict[str, None]:
+        chain: dict[str, None] = {}
         while start in self._refs and start not in chain:
-            chain.append(start)
+            chain[start] = None
             start = self._before[start]
-        return [name for name in reversed(chain) if name not in self._struck]
+        return {name: None for name in reversed(chain) if name not in self._struck}
 
     def _look(self, entry: LedgerEntry, checkpoint: str | None) -> None:
         """A look that finds all well takes an earlier finding of damage back; one that loaded it, an earlier rejection too."""
@@ -227,12 +233,17 @@ class _Fold:
         if checkpoint and tier and tier not in self._tiers.setdefault(checkpoint, []):
             self._tiers[checkpoint].append(tier)
 
+    def _retired_copy(self, checkpoint: str | None, tier: str) -> None:
+        """The copy is gone; the checkpoint itself is where it was."""
+        if checkpoint and tier in (tiers := self._tiers.get(checkpoint, [])):
+            tiers.remove(tier)
+
     def _mark(self, event: str, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         if event == Event.CHECKPOINT_ABANDONED:
             self._struck.add(checkpoint)
-            self._line = [name for name in self._line if name != checkpoint]
+            self._line.pop(checkpoint, None)
         elif event == Event.CHECKPOINT_RETIRED:
             self._retired.add(checkpoint)
         elif event == Event.CHECKPOINT_REJECTED:
@@ -241,10 +252,9 @@ class _Fold:
             self._refs[checkpoint] = replace(self._refs[checkpoint], suspect=True)
 
     def result(self, counters: Counters) -> Lineage:
-        on_line = set(self._line)
         return Lineage(
             counters=counters,
-            refs=tuple(replace(ref, abandoned=ref.id not in on_line) for ref in self._refs.values()),
+            refs=tuple(replace(ref, abandoned=ref.id not in self._line) for ref in self._refs.values()),
             line=tuple(self._line),
             retired=frozenset(self._retired),
             rejected=frozenset(self._rejected),
@@ -252,7 +262,7 @@ class _Fold:
             branch_attempt=self._branch[0],
             branch_seq=self._branch[1],
             looks={name: tuple(looks) for name, looks in self._looks.items()},
-            tiers={name: tuple(tiers) for name, tiers in self._tiers.items()},
+            tiers={name: tuple(tiers) for name, tiers in self._tiers.items() if tiers},
             branched_from=self._branched_from,
         )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -285,6 +286,36 @@ def test_copies_are_counted_once_per_tier(story: Story) -> None:
     for tier in ("s3://b/p", "s3://b/p", "file:///mnt"):
         story.tell(Event.CHECKPOINT_COPIED, id="s300-a1", tier=tier)
     assert story.fold().tiers == {"s300-a1": ("s3://b/p", "file:///mnt")}
+
+
+def test_a_copy_that_was_retired_is_gone_from_its_tier_alone(story: Story) -> None:
+    for tier in ("s3://one", "file:///two"):
+        story.tell(Event.CHECKPOINT_COPIED, id="s200-a1", tier=tier)
+    story.tell(Event.CHECKPOINT_RETIRED, id="s200-a1", tier="s3://one")
+    lineage = story.fold()
+    assert lineage.tiers == {"s200-a1": ("file:///two",)}
+    assert lineage.retired == frozenset()
+    assert ids(lineage) == ["s300-a1", "s200-a1", "s100-a1"]
+    story.tell(Event.CHECKPOINT_RETIRED, id="s200-a1", tier="file:///two").tell(Event.CHECKPOINT_RETIRED, id="s9-a1", tier="file:///two")
+    assert story.fold().tiers == {}
+
+
+def test_the_fold_grows_with_the_ledger_and_not_with_its_square() -> None:
+    """Four times the saves take four times as long, where the square would take sixteen times."""
+    assert min(_fold_s(8000) for _ in range(3)) < 8 * min(_fold_s(2000) for _ in range(3))
+
+
+def _fold_s(num_saves: int) -> float:
+    story, parent = Story(), None
+    for step in range(1, num_saves + 1):
+        story.commit(step, parent)
+        parent = f"s{step}-a1"
+    for _ in range(10):
+        story.resume(parent, step=num_saves)
+    started_s = time.process_time()
+    lineage = story.fold()
+    assert all(lineage.ref(name) is not None for name in lineage.line)
+    return time.process_time() - started_s
 
 
 def test_a_run_that_stands_on_nothing_goes_on_from_an_import() -> None:
