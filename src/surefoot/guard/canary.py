@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from surefoot.core.records import Manifest
 from surefoot.guard.replay import Mode, relative_difference
-from surefoot.guard.trajectory import Facts, facts_of
+from surefoot.guard.trajectory import Facts, facts_of, repeats_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def compare_canary(saved: float, found: float, *, made_under: Manifest, now: Fac
     then = facts_of(asdict(made_under))
     if then.identity != now.identity:
         return Canary(True, within, Mode.SHOWN, relative, "saved under another config or data: the held-out loss is no proof")
-    mode = Mode.BITS if then.surroundings == now.surroundings else Mode.TOLERANCE
+    mode = Mode.BITS if then.surroundings == now.surroundings and repeats_bits(now) else Mode.TOLERANCE
     agrees = relative == 0.0 if mode is Mode.BITS else within
     share = f"{relative:.2g}" if math.isfinite(relative) else "not finite"
     wanted = "the same bits" if mode is Mode.BITS else f"at most {tolerance:g}"

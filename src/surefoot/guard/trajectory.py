@@ -33,6 +33,11 @@ def facts_of(fields: Mapping[str, Any]) -> Facts:
     return Facts({**(fields.get("environment") or {}), **topology}, identity)
 
 
+def repeats_bits(facts: Facts) -> bool:
+    """Whether the same surroundings promise the same bits: an accelerator that was not told to be deterministic promises none."""
+    return facts.surroundings.get("device", "cpu") == "cpu" or facts.surroundings.get("deterministic") is True
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     number: int
@@ -89,7 +94,8 @@ def recorded_after(
 
     Best is what may be asked for the most, and of those the oldest: a younger attempt may have been killed before its own replay was over.
     """
-    modes = {number: _mode(attempt, checkpoint, history, now) for number, attempt in history.attempts.items()}
+    descent = _Descent(history.refs)
+    modes = {number: _mode(attempt, checkpoint, history, now, descent) for number, attempt in history.attempts.items()}
     found: dict[int, Recorded] = {}
     for row in rows:
         step, attempt = int(row["step"]), int(row["attempt"])
@@ -142,42 +148,50 @@ def _rank(recorded: Recorded) -> tuple[int, int]:
     return list(Mode).index(recorded.mode), recorded.attempt
 
 
-def _mode(attempt: Attempt, checkpoint: CheckpointRef, history: History, now: Facts) -> Mode | None:
+class _Descent:
+    """Which checkpoint came from which, looked up by name: a long run has thousands of them, and hundreds of attempts."""
+
+    def __init__(self, refs: Sequence[CheckpointRef]) -> None:
+        self.by_id = {ref.id: ref for ref in refs}
+        self.made_by: dict[int, list[str]] = {}
+        for ref in refs:
+            self.made_by.setdefault(ref.attempt, []).append(ref.id)
+
+    def chain(self, checkpoint: str | None) -> list[str]:
+        """From the first known ancestor to `checkpoint`, by parents."""
+        chain: dict[str, None] = {}
+        while checkpoint is not None and checkpoint not in chain:
+            chain[checkpoint] = None
+            checkpoint = self.by_id[checkpoint].parent if checkpoint in self.by_id else None
+        return list(chain)[::-1]
+
+    def began_fresh(self, chain: Sequence[str]) -> bool:
+        """Whether its first checkpoint was made by an attempt that started at step 0 here: an import was made by none."""
+        first = self.by_id.get(chain[0]) if chain else None
+        return not chain or (first is not None and first.parent is None and first.attempt > 0)
+
+
+def _mode(attempt: Attempt, checkpoint: CheckpointRef, history: History, now: Facts, descent: _Descent) -> Mode | None:
     """What may be asked of this attempt's rows after `checkpoint`; None where they say nothing about it."""
     if attempt.number in history.struck:
         return None
-    line = _chain(checkpoint.id, history.refs)
-    path = _chain(attempt.base, history.refs) if attempt.base else []
-    path += [ref.id for ref in history.refs if ref.attempt == attempt.number and ref.id not in path]
+    line = descent.chain(checkpoint.id)
+    passed = [*descent.chain(attempt.base), *descent.made_by.get(attempt.number, ())]
+    path = {name: index for index, name in enumerate(dict.fromkeys(passed))}
     common = next((index for index in range(len(line) - 1, -1, -1) if line[index] in path), None)
     if common is None:
-        if not (_began_fresh(line, history.refs) and _began_fresh(path, history.refs)):
+        if not (descent.began_fresh(line) and descent.began_fresh(list(path))):
             return None
         apart = {*line, *path}
     else:
-        apart = {*line[common + 1 :], *path[path.index(line[common]) + 1 :]}
-    involved = {attempt.number, *(ref.attempt for ref in history.refs if ref.id in apart)}
+        apart = {*line[common + 1 :], *list(path)[path[line[common]] + 1 :]}
+    involved = {attempt.number, *(descent.by_id[name].attempt for name in apart if name in descent.by_id)}
     ran_under = [history.attempts[number].facts for number in involved if number in history.attempts]
     if len(ran_under) < len(involved) or any(facts.identity != now.identity for facts in ran_under):
         return Mode.SHOWN
     if any(facts.surroundings != now.surroundings for facts in ran_under):
         return Mode.TOLERANCE
-    steady = all(
+    steady = repeats_bits(now) and all(
         history.attempts[number].facts.surroundings != now.surroundings for number in history.unsteady if number in history.attempts
     )
     return Mode.BITS if steady else Mode.TOLERANCE
-
-
-def _chain(checkpoint: str | None, refs: Sequence[CheckpointRef]) -> list[str]:
-    """From the first known ancestor to `checkpoint`, by parents."""
-    by_id = {ref.id: ref for ref in refs}
-    chain: list[str] = []
-    while checkpoint is not None and checkpoint not in chain:
-        chain.append(checkpoint)
-        checkpoint = by_id[checkpoint].parent if checkpoint in by_id else None
-    return chain[::-1]
-
-
-def _began_fresh(chain: Sequence[str], refs: Sequence[CheckpointRef]) -> bool:
-    """Whether its first checkpoint was made by an attempt that started at step 0 here: an import was made by none."""
-    return not chain or any(ref.id == chain[0] and ref.parent is None and ref.attempt > 0 for ref in refs)

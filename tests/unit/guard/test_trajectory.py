@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,3 +147,21 @@ def test_the_world_size_stands_in_the_surroundings_once() -> None:
     assert facts_of({"environment": {"world_size": 2}, "topology": {"world_size": 2, "dp_shard": 1}}) == Facts(
         {"world_size": 2, "dp_shard": 1}, {"data_hash": ""}
     )
+
+
+@pytest.mark.parametrize(("deterministic", "mode"), [(True, Mode.BITS), (False, Mode.TOLERANCE)])
+def test_an_accelerator_is_asked_for_bits_only_where_it_promises_them(deterministic: bool, mode: Mode) -> None:
+    facts = {**HERE, "environment": {"device": "cuda", "deterministic": deterministic}}
+    story = Story().start(facts=facts).run(12, save_at=(10,))
+    assert {found for *_, found in story.found("s10-a1", now=facts)} == {mode}
+
+
+def test_many_saves_and_attempts_are_looked_through_in_time_that_grows_with_their_number() -> None:
+    story = Story().start().run(6000, save_at=tuple(range(1, 6001)))
+    for _ in range(20):
+        story.start("s6000-a1")
+    refs = fold_lineage(story.entries).refs
+    history = fold_history(story.entries, refs=refs)
+    started_s = time.process_time()
+    assert recorded_after(refs[-2], history=history, rows=story.rows[-1:], now=facts_of(HERE), max_steps=8)
+    assert time.process_time() - started_s < 5.0  # a walk for each pair takes minutes
