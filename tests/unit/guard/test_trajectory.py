@@ -158,10 +158,10 @@ def test_an_accelerator_is_asked_for_bits_only_where_it_promises_them(determinis
 
 def test_many_saves_and_attempts_are_looked_through_in_time_that_grows_with_their_number() -> None:
     story = Story().start().run(6000, save_at=tuple(range(1, 6001)))
-    for _ in range(20):
+    for _ in range(100):
         story.start("s6000-a1")
     refs = fold_lineage(story.entries).refs
     history = fold_history(story.entries, refs=refs)
     started_s = time.process_time()
     assert recorded_after(refs[-2], history=history, rows=story.rows[-1:], now=facts_of(HERE), max_steps=8)
-    assert time.process_time() - started_s < 5.0  # a walk for each pair takes minutes
+    assert time.process_time() - started_s < 10.0  # 30 s where each look at a line walks along it
