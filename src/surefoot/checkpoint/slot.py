@@ -193,7 +193,8 @@ class Slot:
         self._leave(SlotState.STAGING)
         values, serial = self._read_area(_RANK_AREA) or ({}, self._serial())
         if values:
-            self._write_area(_RANK_AREA, values | _told(error), serial=serial)
+            room = _room(_RANK_AREA) - len(canonical(values))
+            self._write_area(_RANK_AREA, values | _told(error, num_bytes=room), serial=serial)
         self._switch(SlotState.FAILED)
 
     def cancel(self) -> None:
@@ -226,7 +227,7 @@ class Slot:
     def failed(self, error: SurefootError) -> None:
         """The upload ended without a commit."""
         self._leave(SlotState.STAGED, SlotState.UPLOADING)
-        self._write_area(_UPLOADER_AREA, _told(error), serial=self._serial())
+        self._write_area(_UPLOADER_AREA, _told(error, num_bytes=_room(_UPLOADER_AREA)), serial=self._serial())
         self._switch(SlotState.FAILED)
 
     def reset(self) -> None:
@@ -271,12 +272,12 @@ class Slot:
         return self._body
 
     def _read_area(self, area: tuple[int, int]) -> tuple[dict[str, Any], int] | None:
-        start, stop = area
+        start = area[0]
         for _ in range(_READ_TRIES):
             length, serial, checksum = _AREA.unpack_from(self._page, start)
             if not length:
                 return None
-            if length <= stop - start - _AREA.size:
+            if length <= _room(area):
                 raw = bytes(self._page[start + _AREA.size : start + _AREA.size + length])
                 if _checksum(raw, serial) == checksum:
                     values: dict[str, Any] = json.loads(raw)
@@ -284,10 +285,10 @@ class Slot:
         return None
 
     def _write_area(self, area: tuple[int, int], values: Mapping[str, Any], *, serial: int) -> None:
-        start, stop = area
+        start = area[0]
         raw = canonical(values)
-        if len(raw) > stop - start - _AREA.size:
-            raise SurefootError(f"a header of {len(raw)} bytes does not fit into {stop - start - _AREA.size}", where=str(self))
+        if len(raw) > _room(area):
+            raise SurefootError(f"a header of {len(raw)} bytes does not fit into {_room(area)}", where=str(self))
         self._page[start + _AREA.size : start + _AREA.size + len(raw)] = raw
         self._page[start : start + _AREA.size] = _AREA.pack(len(raw), serial, _checksum(raw, serial))
 
@@ -306,16 +307,26 @@ def grow(fd: int, num_bytes: int) -> None:
         os.ftruncate(fd, -(-num_bytes // PAGE_BYTES) * PAGE_BYTES)
 
 
+def _room(area: tuple[int, int]) -> int:
+    start, stop = area
+    return stop - start - _AREA.size
+
+
 def _rank_part(header: SlotHeader) -> dict[str, Any]:
     cleared = replace(header, index_bytes=0, index_xxh3_128="", image_xxh3_128="", host="", error="", told={}, read_back="")
     return {name: value for name, value in asdict(cleared).items() if name != "serial"}
 
 
-def _told(error: SurefootError) -> dict[str, Any]:
-    """The error as the header has room for it."""
+def _told(error: SurefootError, *, num_bytes: int) -> dict[str, Any]:
+    """The error in at most `num_bytes`, cut where it is longer: all but the code may go."""
     values = {name: value for name, value in error.values.items() if isinstance(value, int | float | str) and len(str(value)) < 100}
-    told = {"code": error.code, "what": error.what[:_MAX_ERROR_CHARS], "where": error.where[-_MAX_ERROR_CHARS:], "hint": error.hint[:200]}
-    return {"error": str(error)[:_MAX_ERROR_CHARS], "told": {**told, "values": dict(list(values.items())[:6])}}
+    for num_chars, num_values in ((_MAX_ERROR_CHARS, 6), (_MAX_ERROR_CHARS // 2, 3), (_MAX_ERROR_CHARS // 6, 0), (12, 0), (0, 0)):
+        what, where, hint = error.what[:num_chars], error.where[max(0, len(error.where) - num_chars) :], error.hint[:num_chars]
+        told = {"code": error.code, "what": what, "where": where, "hint": hint, "values": dict(list(values.items())[:num_values])}
+        found = {"error": str(error)[:num_chars], "told": told}
+        if len(canonical(found)) <= num_bytes:
+            break
+    return found
 
 
 def _checksum(raw: bytes, serial: int) -> int:

@@ -122,6 +122,21 @@ def test_abandoned_staging_says_why(slot: Slot) -> None:
     assert (slot.state(), header.error) == (SlotState.FAILED, "torn")
 
 
+@pytest.mark.parametrize("mark", ["x", "\N{SNOWMAN}", "\0"], ids=["ascii", "long in bytes", "escaped"])
+def test_an_error_of_any_length_fits(slot: Slot, mark: str) -> None:
+    """A rank or an uploader that cannot say what went wrong would leave the slot in its hands for good."""
+    error = CheckpointError(mark * 1000, where=mark * 1000, hint=mark * 1000, **{f"value_{index}": mark * 90 for index in range(9)})
+    slot.claim(replace(HEADER, run="r" * 200))
+    slot.abandon(error)
+    fill(slot)
+    slot.failed(error)
+    header = slot.header()
+    assert header is not None
+    assert header.told["code"] == error.code
+    assert header.told["what"].startswith(mark * 10)
+    assert header.error.startswith(mark * 10)
+
+
 def test_memory_grows_and_is_mapped_once(slot: Slot) -> None:
     small, large = replace(HEADER, image_bytes=PAGE_BYTES), replace(HEADER, image_bytes=64 * PAGE_BYTES)
     fill(slot, large)
