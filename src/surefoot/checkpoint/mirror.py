@@ -17,7 +17,7 @@ from surefoot.core.records import CheckpointRef
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[Event, str, Mapping[str, object]], None]
+Tell = Callable[[Event, str, Mapping[str, object]], object]
 """Ledgers an event with its reason and fields."""
 
 

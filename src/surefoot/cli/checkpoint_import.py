@@ -21,7 +21,7 @@ from surefoot.checkpoint.transplant import free_id, transplant
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, describe, find, lineage_of
 from surefoot.cli.ledgering import tell
 from surefoot.core import strict_json
-from surefoot.core.errors import ConfigError, Corrupt, error_for_exit_code
+from surefoot.core.errors import ConfigError, Corrupt, error_from_json
 from surefoot.core.events import Event
 from surefoot.core.records import Manifest
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
@@ -108,8 +108,7 @@ def _take_in_foreign(found: Found, run_dir: Path, *, step: int | None) -> tuple[
     job |= {"generation": lineage.counters.generation, "taken": [ref.id for ref in lineage.refs]}
     answer: dict[str, Any] = run_clean("surefoot.cli.foreign_import", job, limit_s=LIMIT_S)
     if "error" in answer:
-        told = answer["error"]
-        raise error_for_exit_code(answer["exit_code"])(told["what"], where=told["where"], hint=told["hint"])
+        raise error_from_json(answer)
     new = read_manifest(run_dir / CHECKPOINTS_NAME / answer["id"])
     _tell_imported(run_dir, new, Origin(found.folder.name, "", ""))
     left = f"left out: {', '.join(answer['left_out'])}"

@@ -39,7 +39,7 @@ def main() -> None:
     try:
         result: dict[str, Any] = bring(job)
     except SurefootError as error:
-        result = {**error.as_json(), "exit_code": error.exit_code}
+        result = error.as_json()
     leave_result(job, result)
     end_clean()
 

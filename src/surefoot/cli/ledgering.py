@@ -1,4 +1,4 @@
-"""A verb that changes a run, or finds something out about it, says so in its ledger, in the name of whoever called it."""
+"""What a verb or an aide changes in a run, or finds out about it, is said in its ledger, whatever generation the run is in by then."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from surefoot.observe.lineage import fold_counters
 _NUM_TRIES = 5  # A live run may begin a generation between the look and the line.
 
 
-def tell(run_dir: Path, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> LedgerEntry:
-    """Append one entry, at the generation, attempt and step that the run stands at."""
-    ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by=user_name())
+def tell(
+    run_dir: Path, event: Event, *, by: str = "", rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None
+) -> LedgerEntry:
+    """Append one entry, at the generation, attempt and step that the run stands at. `by`: the user where nothing else is said."""
+    ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by=by or user_name())
     for last_try in [False] * (_NUM_TRIES - 1) + [True]:
         at = fold_counters(read_ledger(ledger.path))
         try:

@@ -9,27 +9,26 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from surefoot.checkpoint.mirror import Known, Mirror
 from surefoot.checkpoint.object_store import ObjectStore
+from surefoot.cli.ledgering import tell
 from surefoot.config import load_config
-from surefoot.core.clock import SystemClock
-from surefoot.core.errors import CheckpointError, ConfigError, PeerLost, SurefootError
+from surefoot.core.errors import CheckpointError, ConfigError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.sections import CheckpointSection
 from surefoot.core.tiers import store_urls
 from surefoot.launch.aide import AideSpec
 from surefoot.launch.aide_duty import Duty
-from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
-from surefoot.observe.lineage import fold_counters, fold_lineage
+from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.run_dir import CONFIG_NAME
 
 _LOOK_INTERVAL_S = 1.0  # how late a copy may begin; a look is one stat of the ledger
 _FIRST_WAIT_S, _MAX_WAIT_S = 5.0, 300.0  # after a failure; a store that comes back late costs nothing but the distance of the copy
-_MAX_TELLS = 5  # a generation may begin between looking and ledgering; not five in a row
 
 
 def mirror_aides(config: CheckpointSection, *, run_dir: Path) -> list[AideSpec]:
@@ -68,7 +67,7 @@ def _serve(duty: Duty, *, tier: str) -> None:
         duty.run_dir / "checkpoints",
         ObjectStore.open(tier),
         bytes_per_s=config.tier_bytes_per_s,
-        tell=lambda event, reason, fields: _ledger(duty.run_dir, event, reason, fields),
+        tell=lambda event, reason, fields: tell(duty.run_dir, event, by="mirror", reason=reason, fields=fields),
         on_progress=lambda: None,
     )
     ledger = duty.run_dir / LEDGER_NAME
@@ -97,19 +96,6 @@ def _known(ledger: Path, *, tier: str) -> Known:
         retired=lineage.retired,
         hashes={str(fields["id"]): str(fields["manifest_hash"]) for fields in copied if "id" in fields and "manifest_hash" in fields},
     )
-
-
-def _ledger(run_dir: Path, event: Event, reason: str, fields: Mapping[str, object]) -> None:
-    """Under the newest generation: this process ends with its agent, so it is the agent's."""
-    ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by="mirror")
-    for number in range(1, _MAX_TELLS + 1):
-        counters = fold_counters(read_ledger(run_dir / LEDGER_NAME))
-        try:
-            ledger.append(event, generation=counters.generation, attempt=counters.attempt, step=counters.step, reason=reason, fields=fields)
-            return
-        except PeerLost:
-            if number == _MAX_TELLS:
-                raise
 
 
 if __name__ == "__main__":

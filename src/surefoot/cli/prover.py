@@ -14,13 +14,14 @@ from pathlib import Path
 
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.prove import Proof, other_world_size, prove
-from surefoot.core.clock import Clock, SystemClock
-from surefoot.core.errors import CheckpointError, PeerLost, SurefootError
+from surefoot.cli.ledgering import tell
+from surefoot.core.errors import CheckpointError, SurefootError
 from surefoot.core.records import CheckpointRef, Rung
 from surefoot.launch.aide_duty import Duty
 from surefoot.launch.process import run_when_idle
-from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
+from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import Lineage, fold_lineage
+from surefoot.observe.run_dir import CHECKPOINTS_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 OTHER_TOPOLOGY_EVERY = 4
 _MAX_TRIES = 2
 _LOOK_INTERVAL_S = 1.0
-_APPEND_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,51 +63,41 @@ def next_task(lineage: Lineage, *, tried: Counter[tuple[str, bool]], only_newest
 class Prover:
     """Goes through the ledger, load by load. One thread; a load is processes of its own."""
 
-    def __init__(self, run_dir: Path, *, clock: Clock) -> None:
-        self._root = run_dir / "checkpoints"
-        self._ledger = Ledger(run_dir / LEDGER_NAME, clock=clock, by="prover")
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._path = run_dir / LEDGER_NAME
         self._tried: Counter[tuple[str, bool]] = Counter()
         self._seen_bytes = -1
 
     def look(self, *, only_newest: bool = False) -> bool:
         """Do the next load, if there is one; whether there was. Between two commits it costs one look at the size of the ledger."""
-        num_bytes = self._ledger.path.stat().st_size
+        num_bytes = self._path.stat().st_size
         if num_bytes == self._seen_bytes and not only_newest:
             return False
-        task = next_task(fold_lineage(read_ledger(self._ledger.path)), tried=self._tried, only_newest=only_newest)
+        task = next_task(fold_lineage(read_ledger(self._path)), tried=self._tried, only_newest=only_newest)
         if task is None:
             self._seen_bytes = num_bytes
             return False
         is_other = task.turn is not None
         self._tried[task.ref.id, is_other] += 1
         try:
-            proof = self._load(task)
+            self._tell(self._load(task))
         except (SurefootError, OSError) as error:
             logger.warning("checkpoint %s: %s", task.ref.id, error)
-            return True
-        self._tell(proof)
         return True
 
     def _load(self, task: Task) -> Proof:
-        path = self._root / task.ref.id
+        path = self._run_dir / CHECKPOINTS_NAME / task.ref.id
         if task.turn is None:
             return prove(path, expected_state_digest=task.ref.state_digest or None)
         num_ranks = other_world_size(_saved_world_size(path), turn=task.turn)
         return prove(path, num_ranks=num_ranks, dim=task.turn % 2, expected_state_digest=task.ref.state_digest or None)
 
     def _tell(self, proof: Proof) -> None:
-        """Ledger it, under what the run is at now. What was retired while it was loaded is damaged for no other reason."""
-        for _ in range(_APPEND_TRIES):
-            lineage = fold_lineage(read_ledger(self._ledger.path))
-            if proof.checkpoint in lineage.retired:
-                return
+        """What was retired while it was loaded is damaged for no other reason."""
+        if proof.checkpoint not in fold_lineage(read_ledger(self._path)).retired:
             event, fields = proof.event()
-            counters = lineage.counters
-            try:
-                self._ledger.append(event, generation=counters.generation, attempt=counters.attempt, step=counters.step, fields=fields)
-            except PeerLost:
-                continue  # the next generation began between the look and the line
-            return
+            tell(self._run_dir, event, by="prover", fields=fields)
 
 
 def _saved_world_size(path: Path) -> int:
@@ -121,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     duty = Duty.begin(arguments, prog="surefoot.cli.prover")
     run_when_idle()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    prover = Prover(duty.run_dir, clock=SystemClock())
+    prover = Prover(duty.run_dir)
     while not duty.is_over:
         duty.wait(0.0 if prover.look() else _LOOK_INTERVAL_S)
     while prover.look(only_newest=True):

@@ -16,11 +16,12 @@ from surefoot.checkpoint.inspect import published
 from surefoot.checkpoint.manifest import parse_id, read_manifest
 from surefoot.cli.console import say
 from surefoot.cli.ledgering import tell
-from surefoot.core.errors import CheckpointError, ConfigError, SurefootError
+from surefoot.core.errors import CheckpointError, ConfigError, SurefootError, error_from_json
 from surefoot.core.events import Event
 from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.records import CheckpointRef, LedgerEntry
 from surefoot.core.sections import RunConfig
+from surefoot.core.tiers import BadTier, parse_store_url, without_credentials
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import Lineage, fold_lineage
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, is_run
@@ -47,7 +48,7 @@ def wish_for(
             raise CheckpointError(f"{brought} was taken in, and the ledger does not know it", where=str(run_dir))
     why = why_confirm(ref, lineage)
     if why is not None and not confirmed:
-        raise ConfigError(why, where=f"{_FLAG} {wanted}", hint="--yes goes on from it all the same; the ledger says who asked")
+        raise ConfigError(why, where=_where(wanted), hint="--yes goes on from it all the same; the ledger says who asked")
     _refuse_other_config(ref.id, config=config, run_dir=run_dir, entries=entries, accepted=accepted)
     tell(run_dir, Event.RESUME_ASKED, rule=_FLAG, reason=reason or why or "", fields={"id": ref.id, "confirmed": confirmed})
     say(f"going on from {ref.id}, step {ref.step}" + (f": {why}" if why else ""))
@@ -61,31 +62,27 @@ def bring_in(wanted: str, run_dir: Path) -> str:
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        raise SurefootError(f"the process that was to take it in ended with {done.returncode}", where=f"{_FLAG} {wanted}") from None
+        raise SurefootError(f"the process that was to take it in ended with {done.returncode}", where=_where(wanted)) from None
     if "error" in answer:
-        raise _error_from(answer["error"])
+        raise error_from_json(answer)
     return str(answer["id"])
-
-
-def _error_from(told: dict[str, Any]) -> SurefootError:
-    kinds = [SurefootError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    kind = next((kind for kind in kinds if kind.code == told["code"]), SurefootError)
-    return kind(told["what"], where=told["where"], hint=told["hint"])
 
 
 def _found(wanted: str, lineage: Lineage, run_dir: Path) -> CheckpointRef | None:
     """A checkpoint of this run; None when `wanted` names another place. Raises ConfigError when it names nothing."""
     if "://" in wanted:
+        try:
+            parse_store_url(wanted)  # before any process is started with it: a list of processes hides no credentials
+        except BadTier as error:
+            raise ConfigError(error.what, where=_where(wanted), hint=error.hint) from None
         return _of_store(wanted, lineage)
     if wanted == NEWEST:
         if (newest := lineage.newest()) is None:
-            raise ConfigError("this run has no checkpoint yet", where=f"{_FLAG} {wanted}", hint="leave it out")
+            raise ConfigError("this run has no checkpoint yet", where=_where(wanted), hint="leave it out")
         return newest
     if wanted.isdecimal():
         if (ref := named_by_step(int(wanted), lineage)) is None:
-            raise ConfigError(f"no checkpoint of step {wanted}", where=f"{_FLAG} {wanted}", hint=_those_there(lineage, run_dir))
+            raise ConfigError(f"no checkpoint of step {wanted}", where=_where(wanted), hint=_those_there(lineage, run_dir))
         return ref
     path = Path(wanted)
     is_ours = path.is_dir() and path.absolute().parent == (run_dir / CHECKPOINTS_NAME).absolute()
@@ -94,15 +91,19 @@ def _found(wanted: str, lineage: Lineage, run_dir: Path) -> CheckpointRef | None
         ref = lineage.ref(name)
         if ref is None or ref.id in lineage.retired:
             what = "was retired" if ref else "is none of this run"
-            raise ConfigError(f"{name} {what}", where=f"{_FLAG} {wanted}", hint=_those_there(lineage, run_dir))
+            raise ConfigError(f"{name} {what}", where=_where(wanted), hint=_those_there(lineage, run_dir))
         return ref
     if not path.is_dir() or is_run(path):
         raise ConfigError(
             "neither a step, an id, a checkpoint folder nor a URL",
-            where=f"{_FLAG} {wanted}",
+            where=_where(wanted),
             hint="as in 500, s500-a1, ../backup/s500-a1 or s3://bucket/prefix/s500-a1; " + _those_there(lineage, run_dir),
         )
     return _imported_before(path, lineage, run_dir)
+
+
+def _where(wanted: str) -> str:
+    return f"{_FLAG} {without_credentials(wanted)}"
 
 
 def _of_store(url: str, lineage: Lineage) -> CheckpointRef | None:

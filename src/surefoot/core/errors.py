@@ -132,6 +132,17 @@ _BY_EXIT_CODE: Mapping[int, type[SurefootError]] = {
 }
 
 
+def error_from_json(told: Mapping[str, Any]) -> SurefootError:
+    """The error that another process told by `as_json`, of its own class."""
+    parts = told["error"]
+    kind = next((kind for kind in _all_kinds(SurefootError) if kind.code == parts["code"]), SurefootError)
+    return kind(parts["what"], where=parts["where"], hint=parts["hint"])
+
+
+def _all_kinds(kind: type[SurefootError]) -> list[type[SurefootError]]:
+    return [kind, *(deeper for child in kind.__subclasses__() for deeper in _all_kinds(child))]
+
+
 def error_for_exit_code(exit_code: int) -> type[SurefootError]:
     """The error class that a child process meant by `exit_code`; anything unlisted (signals too) is the unexpected."""
     return _BY_EXIT_CODE.get(exit_code, SurefootError)

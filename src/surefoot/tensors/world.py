@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from surefoot.core.errors import PeerLost, SurefootError
+from surefoot.core.errors import PeerLost, SurefootError, error_from_json
 from surefoot.core.strict_json import canonical
 
 ProcessGroup = dist.ProcessGroup
@@ -119,12 +119,13 @@ def gather_json(world: World, value: Any) -> list[Any]:
 
 def agree_ok(world: World, error: SurefootError | None) -> SurefootError | None:
     """Collective over the save group. None when every rank passes None, else the lowest failing rank's error, the same on every rank."""
-    told = None if error is None else {"exit_code": error.exit_code, **error.as_json()}
+    told = None if error is None else error.as_json()
     for rank, other in enumerate(gather_json(world, told)):
         if other is not None:
             if error is not None and rank == world.rank:
                 return error
-            return _error_from(other, rank)
+            meant = error_from_json(other)
+            return type(meant)(f"{meant.what} (on rank {rank})", where=meant.where, hint=meant.hint, rank=rank)
     return None
 
 
@@ -146,18 +147,6 @@ def lead(world: World, part: Callable[[], T], *, unexpected: type[SurefootError]
     if (agreed := agree_ok(world, error)) is not None:
         raise agreed
     return result
-
-
-def _error_from(told: dict[str, Any], rank: int) -> SurefootError:
-    parts = told["error"]
-    for kind in _all_errors(SurefootError):
-        if kind.code == parts["code"]:
-            return kind(f"{parts['what']} (on rank {rank})", where=parts["where"], hint=parts["hint"], rank=rank)
-    return SurefootError(f"{parts['what']} (on rank {rank})", where=parts["where"], hint=parts["hint"], rank=rank)
-
-
-def _all_errors(kind: type[SurefootError]) -> list[type[SurefootError]]:
-    return [kind, *(deeper for child in kind.__subclasses__() for deeper in _all_errors(child))]
 
 
 def told_apart(what: str, error: RuntimeError) -> RuntimeError | PeerLost:

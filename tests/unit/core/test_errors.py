@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from surefoot.core import errors
-from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, DataError, SurefootError, error_for_exit_code
+from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, DataError, SurefootError, error_for_exit_code, error_from_json
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,14 @@ def test_errors_survive_pickling_with_everything() -> None:
 def test_an_exit_code_finds_its_error_and_a_signal_is_the_unexpected() -> None:
     assert error_for_exit_code(2) is ConfigError
     assert error_for_exit_code(-9) is SurefootError
+
+
+@pytest.mark.parametrize("kind", [SurefootError, ConfigError, Corrupt])
+def test_an_error_told_as_json_is_of_its_own_class_again(kind: type[SurefootError]) -> None:
+    again = error_from_json(kind("what", where="where", hint="hint").as_json())
+    assert type(again) is kind
+    assert (again.what, again.where, again.hint) == ("what", "where", "hint")
+
+
+def test_an_error_of_a_newer_surefoot_is_the_unexpected() -> None:
+    assert type(error_from_json({"error": {"code": "of-tomorrow", "what": "w", "where": "", "hint": ""}})) is SurefootError
