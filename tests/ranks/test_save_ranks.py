@@ -57,7 +57,7 @@ def model_of(layout: str, *, world_size: int) -> nn.Module:
     if layout == "ddp":
         return DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (world_size,))
-    fully_shard(next(model.children()), mesh=mesh)  # type: ignore[arg-type]
+    fully_shard(next(model.children()), mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
