@@ -56,9 +56,7 @@ class UploadThread:
                 if not worked:
                     self._wake.wait(_BUSY_WAIT_S if self._uploader.busy else _IDLE_WAIT_S)
                     self._wake.clear()
-            if not self._read_back:
-                self._uploader.skip_read_back()
-            for failure in self._uploader.drain(limit_s=self._limit_s):
+            for failure in self._uploader.drain(limit_s=self._limit_s, read_back=self._read_back):
                 logger.warning("not saved: %s", failure)
             if self._account is not None:
                 self._account.write()

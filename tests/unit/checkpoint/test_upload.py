@@ -16,10 +16,11 @@ import xxhash
 from surefoot.checkpoint.commit import prepare, take
 from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from surefoot.checkpoint.save_plan import SavePlans, part_of, plan_save
+from surefoot.checkpoint.scratch import free_bytes, part_name, write_image
 from surefoot.checkpoint.slot import PAGE_BYTES, Slot, SlotState
 from surefoot.checkpoint.staging import Snapshot
 from surefoot.checkpoint.state import LiveState
-from surefoot.checkpoint.upload import Committed, NotCommitted, ReadBack, Uploader, free_bytes, part_name, write_image
+from surefoot.checkpoint.upload import Committed, NotCommitted, ReadBack, Uploader
 from surefoot.checkpoint.verify import verify
 from surefoot.core.clock import ManualClock
 from surefoot.core.errors import CheckpointError, SurefootError
@@ -236,6 +237,37 @@ def test_what_is_not_whole_within_the_limit_has_failed(tmp_path: Path, ranks: Ra
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_part_that_the_leader_took_is_not_withdrawn(tmp_path: Path, ranks: Ranks) -> None:
+    """Its limit is over while the leader, on slow storage, is in the middle of the commit: what is published then must be whole."""
+    clock = ManualClock()
+    leader, other = uploader_of(tmp_path, ranks.slots[:1]), uploader_of(tmp_path, ranks.slots[1:], clock=clock)
+    ranks.stage_all()
+    for uploader in (leader, other):
+        uploader.step()
+        uploader.step()
+    scratch = tmp_path / ".s10-a1.g1.writing"
+    (scratch / part_name(1)).rename(tmp_path / "taken")  # what a commit begins with
+    clock.sleep(61)
+    work_off(other)
+    assert ranks.states[1] is SlotState.FAILED
+    assert (scratch / "__1_0.distcp").is_file()
+
+
+def test_a_part_that_was_withdrawn_is_in_no_commit(tmp_path: Path, ranks: Ranks) -> None:
+    clock = ManualClock()
+    leader, other = uploader_of(tmp_path, ranks.slots[:1]), uploader_of(tmp_path, ranks.slots[1:], clock=clock)
+    ranks.stage_all()
+    for uploader in (leader, other):
+        uploader.step()
+        uploader.step()
+    clock.sleep(61)
+    work_off(other)
+    work_off(leader)
+    assert ranks.states == [SlotState.UPLOADING, SlotState.FAILED]
+    assert [entry.name for entry in tmp_path.iterdir()] == [".s10-a1.g1.writing"]
+    assert not (tmp_path / ".s10-a1.g1.writing" / "__1_0.distcp").exists()
+
+
 def test_one_side_without_the_folder_of_the_other_says_what_it_needs(tmp_path: Path, ranks: Ranks) -> None:
     clock = ManualClock()
     uploader = uploader_of(tmp_path, ranks.slots[1:], clock=clock)
@@ -357,6 +389,40 @@ def test_a_fresh_uploader_goes_on_where_a_killed_one_was(tmp_path: Path, ranks: 
     assert len(fresh.committed) == 1
 
 
+def test_a_part_that_was_told_of_is_there_at_any_time(tmp_path: Path, ranks: Ranks) -> None:
+    """The leader of another host may commit while a fresh uploader writes again what a killed one had written."""
+    leader, killed = uploader_of(tmp_path, ranks.slots[:1]), uploader_of(tmp_path, ranks.slots[1:])
+    ranks.stage_all()
+    for uploader in (leader, killed):
+        uploader.step()
+        uploader.step()
+    image, seen = tmp_path / ".s10-a1.g1.writing" / "__1_0.distcp", tmp_path / "seen"
+    os.link(image, seen)
+    fresh = uploader_of(tmp_path, ranks.slots[1:])
+    fresh.step()
+    fresh.step()
+    assert image.samefile(seen)
+    seen.unlink()
+    work_off(leader)
+    work_off(fresh)
+    assert ranks.states == [SlotState.COMMITTED] * 2
+    assert verify(tmp_path / "s10-a1") == []
+
+
+def test_a_fresh_uploader_withdraws_only_what_the_leader_did_not_take(tmp_path: Path, ranks: Ranks) -> None:
+    leader, killed = uploader_of(tmp_path, ranks.slots[:1]), uploader_of(tmp_path, ranks.slots[1:])
+    ranks.stage_all()
+    for uploader in (leader, killed):
+        uploader.step()
+        uploader.step()
+    scratch = tmp_path / ".s10-a1.g1.writing"
+    (scratch / part_name(1)).rename(tmp_path / "taken")  # what a commit begins with
+    ranks.slots[1].cancel()
+    work_off(uploader_of(tmp_path, ranks.slots[1:]))
+    assert ranks.states[1] is SlotState.FAILED
+    assert (scratch / "__1_0.distcp").is_file()
+
+
 def test_one_killed_after_the_rename_is_believed(tmp_path: Path, ranks: Ranks) -> None:
     ranks.stage_all()
     for slot in ranks.slots:
@@ -403,6 +469,31 @@ def test_draining_ends_within_its_limit(tmp_path: Path, ranks: Ranks) -> None:
     assert "before the time was up" in failures[0]
     assert clock.monotonic_s() < 6.0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_draining_begins_nothing_after_its_limit(tmp_path: Path, ranks: Ranks) -> None:
+    clock = ManualClock()
+    second = [Slot.create(rank=rank, number=1) for rank in range(2)]
+    ranks.stage_all()
+    for rank, slot in enumerate(second):
+        ranks.stage(rank, "s11-a1", slot=slot)
+    slow = Uploader(tmp_path, [*ranks.slots, *second], limit_s=600, on_committed=lambda _: clock.sleep(10), clock=clock)
+    failures = slow.drain(limit_s=5.0, ranks_are_gone=True)
+    assert len(failures) == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s10-a1"]
+    assert [slot.state() for slot in second] == [SlotState.FAILED] * 2
+    for slot in second:
+        slot.close()
+
+
+def test_ranks_need_not_wait_until_storage_gave_it_back(tmp_path: Path, ranks: Ranks) -> None:
+    told = Told()
+    ranks.stage_all()
+    uploader = uploader_of(tmp_path, ranks.slots, told)
+    assert uploader.drain(limit_s=60, ranks_are_gone=True, read_back=False) == []
+    assert (len(told.committed), told.read_back) == (1, [])
+    work_off(uploader)
+    assert [found.problems for found in told.read_back] == [()]
 
 
 # --- the image on storage ---
