@@ -9,6 +9,7 @@ parts of the optimizer's state close the gap before the first hash. `tensor._ver
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from surefoot.checkpoint.state import dtype_name
 from surefoot.core.errors import CheckpointError, SurefootError, Torn
 from surefoot.tensors.digest import BoxDigest, as_hex, box_digest
 
+logger = logging.getLogger(__name__)
+
 PIECE_BYTES = 1 << 18
 """Copied, digested and hashed at once, so that it is read from memory only once."""
 SMALL_BYTES = 1 << 16
@@ -41,6 +44,9 @@ Bytes = npt.NDArray[np.uint8]
 class DeviceCopies(Protocol):
     """How bytes get off a device: copies in their own order, behind what the loop had enqueued when the save began."""
 
+    def pin(self, owner: str, memory: Bytes) -> None:
+        """Make `memory`, the image in the slot `owner`, fit to be copied to beside the loop; once as long as it is the same."""
+
     def follow(self) -> None:
         """On the loop's thread: later copies see everything that was enqueued so far."""
 
@@ -50,13 +56,39 @@ class DeviceCopies(Protocol):
     def finish(self) -> None:
         """Block until all that was enqueued there is done."""
 
+    def close(self) -> None:
+        """Give up what was pinned."""
+
 
 class CudaCopies:
-    """A side stream, and an event that it waits for."""
+    """A side stream, an event that it waits for, and slots whose pages the driver has locked."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # unannotated in torch
+        self._pinned: dict[str, Bytes] = {}
+        self._may_pin = True
+
+    def pin(self, owner: str, memory: Bytes) -> None:
+        known = self._pinned.get(owner)
+        if known is not None and (known.ctypes.data, known.nbytes) == (memory.ctypes.data, memory.nbytes):
+            return
+        if known is not None:
+            self._unpin(owner)
+        if not self._may_pin:
+            return
+        if (code := int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))) != 0:  # type: ignore[no-untyped-call]
+            self._may_pin = False
+            logger.warning("%s cannot be page-locked (CUDA error %d): copies from the device go through the driver's buffer", owner, code)
+            return
+        self._pinned[owner] = memory  # keeps the mapping as long as the driver knows it
+
+    def close(self) -> None:
+        for owner in list(self._pinned):
+            self._unpin(owner)
+
+    def _unpin(self, owner: str) -> None:
+        torch.cuda.cudart().cudaHostUnregister(self._pinned.pop(owner).ctypes.data)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
         self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
@@ -179,6 +211,7 @@ class Snapshot:
 
     def _begin(self) -> None:
         if self._copies is not None:
+            self._copies.pin(str(self.slot), self._image)
             self._copies.follow()
         for offset, piece in self._work.planned.image.frame:
             self._image[offset : offset + len(piece)] = np.frombuffer(piece, dtype=np.uint8)

@@ -270,6 +270,8 @@ class Saver:
         self._under_way.clear()
         self._committed_slot = None
         self.close_siblings()
+        if self._copies is not None:
+            self._copies.close()
         self._pool.close()
 
     # --- one save ---

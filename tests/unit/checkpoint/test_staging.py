@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -45,6 +47,12 @@ class Copies:
         self.go_on = threading.Event()
         self.go_on.set()
         self.error: Exception | None = None
+
+    def pin(self, owner: str, memory: npt.NDArray[np.uint8]) -> None:
+        self.calls.append(f"pin {owner}")
+
+    def close(self) -> None:
+        self.calls.append("close")
 
     def follow(self) -> None:
         self.calls.append("follow")
@@ -253,10 +261,10 @@ def on_a_device() -> LiveState:
 def test_copies_follow_the_loop_and_are_waited_for(tmp_path: Path, slot: Slot, make_draft: Draft, world: World) -> None:
     state, copies = on_a_device(), Copies()
     snapshot = snapshot_of(slot, state, make_draft(), world, copies=copies)
-    assert copies.calls == ["follow"]
+    assert copies.calls == ["pin slot 0 of rank 0", "follow"]
     assert snapshot.reads_live
     snapshot.run()
-    assert copies.calls == ["follow", "using", "finish"]
+    assert copies.calls[2:] == ["using", "finish"]
     publish(tmp_path, slot)
     assert verify(tmp_path / "s10-a1") == []
     loaded = {key: torch.empty(tensor.shape) for key, tensor in state.tensors.items()}
