@@ -284,7 +284,7 @@ def claimed(bench: Bench) -> memoryview:
 def blocked_plain(bench: Bench) -> dict[str, float]:
     with timed() as took:
         snapshot = bench.snapshot(overlap=False, slot=bench.slots[0])
-    snapshot.wait(limit_s=LIMIT_S)
+    snapshot.join(limit_s=LIMIT_S)
     refuse(snapshot.error)
     bench.slots[0].begin_upload()
     bench.slots[0].reset()
@@ -298,6 +298,7 @@ def blocked_overlap(bench: Bench) -> dict[str, float]:
     bench.forward_backward()
     with timed() as wait:
         snapshot.wait(limit_s=LIMIT_S)
+    snapshot.join(limit_s=LIMIT_S)
     refuse(snapshot.error)
     bench.model.zero_grad(set_to_none=True)
     bench.slots[0].begin_upload()
@@ -311,7 +312,7 @@ def whole_save(bench: Bench) -> dict[str, float]:
     uploader = Uploader(bench.root, bench.slots[:1], limit_s=LIMIT_S, on_read_back=lambda back: problems.extend(back.problems))
     with timed() as took:
         snapshot = bench.snapshot(overlap=True, slot=bench.slots[0])
-        snapshot.wait(limit_s=LIMIT_S)
+        snapshot.join(limit_s=LIMIT_S)
         while bench.slots[0].state() not in (SlotState.COMMITTED, SlotState.FAILED):
             uploader.step()
     with timed() as back:

@@ -1,10 +1,13 @@
 """A small loop that saves every second step, in a fresh process per command: `test_save_crash_points.py` kills it at every call.
 
-A command is a line of JSON on stdin: {"run_dir", "num_steps"} and as wished "width", "checkpoint" (settings), "leave_in", "stop_before".
-The answer is a line with the pid, and when that process has ended, a line with its wait status. Torch is imported once; each process is a
-fork of this one, so a run costs a fraction of a second. With `leave_in` it asks itself to leave in that step, with `stop_before` it stops
-itself before that step and goes on when it gets SIGCONT. Output goes to <run_dir>.out: lines "digest <step> <digest of the state>" and
-"resident <step> <bytes>", and what went wrong.
+A command is a line of JSON on stdin. For a run of the loop it is {"run_dir", "num_steps"} and as wished "width", "checkpoint" (settings),
+"leave_in", "stop_before". The answer is a line with the pid, and when that process has ended, a line with its wait status. Torch is
+imported once; each process is a fork of this one, so a run costs a fraction of a second. With `leave_in` it asks itself to leave in that
+step, with `stop_before` it stops itself before that step and goes on when it gets SIGCONT. Output goes to <run_dir>.out: lines
+"digest <step> <digest of the state>" and "resident <step> <bytes>", and what went wrong.
+
+{"do": "stage", "run_dir", "id"} and {"do": "upload", "run_dir", "stop_before"} are the two halves of a save in a process each, as under an
+agent: the host copy lies in memory of this process, and is there after the one that uploads it was killed.
 """
 
 from __future__ import annotations
@@ -22,12 +25,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.checkpoint.commit import prepare, take
+from surefoot.checkpoint.save_plan import SavePlans
+from surefoot.checkpoint.slot import Slot, SlotState
 from surefoot.checkpoint.state import collect, dtype_name
+from surefoot.checkpoint.upload import NotCommitted, ReadBack, Uploader
 from surefoot.core.errors import SurefootError
-from surefoot.core.records import ManifestTensor
+from surefoot.core.records import Manifest, ManifestTensor
 from surefoot.core.sections import CheckpointSection, RunConfig, RunSection, ScheduleSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.tensors.digest import as_hex, state_digest, tensor_digest
+from surefoot.tensors.world import single_world
 
 _ANY_TRACER = (0x59616D61, -1)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY: where Yama lets only ancestors look
 
@@ -59,7 +67,7 @@ def config_of(command: Mapping[str, Any]) -> RunConfig:
     )
 
 
-def run(command: Mapping[str, Any]) -> None:
+def train(command: Mapping[str, Any], slot: Slot) -> None:
     torch.manual_seed(0)
     width = command.get("width", 128)
     model = nn.Sequential(nn.Linear(16, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
@@ -86,6 +94,37 @@ def run(command: Mapping[str, Any]) -> None:
             print("resident", guard.step, resident_bytes(), flush=True)
 
 
+def stage(command: Mapping[str, Any], slot: Slot) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 512)
+    state = collect(model, torch.optim.AdamW(model.parameters()))
+    draft = Manifest(
+        format_version=0, id=command["id"], run="crash", step=1, attempt=1, generation=1, parent=None, time_utc="2026-01-01T00:00:00.000Z",
+        loss=1.0, tokens=1, state_digest="", config_hashes={}, data_hash="", code_version="0", topology={}, environment={}, ledger_seq=1,
+        ledger_hash="", cursor={}, files=(), tensors=(),
+    )  # fmt: skip
+    work = prepare(draft, state=state, extras={"cursor": {}}, world=single_world(), plans=SavePlans())
+    if (error := take(slot, work)) is not None:
+        raise error
+
+
+def upload(command: Mapping[str, Any], slot: Slot) -> None:
+    if "stop_before" in command:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    read_back: list[ReadBack] = []
+    failed: list[NotCommitted] = []
+    root = Path(command["run_dir"]) / "checkpoints"
+    uploader = Uploader(root, [slot], limit_s=60.0, on_read_back=read_back.append, on_failed=failed.append)
+    uploader.drain(limit_s=60.0, ranks_are_gone=True)
+    if failed:
+        raise failed[0].error
+    print("read back:", [problem for back in read_back for problem in back.problems])
+    assert slot.state() is SlotState.COMMITTED
+
+
+DO = {"train": train, "stage": stage, "upload": upload}
+
+
 def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     tensors = collect(model, optimizer).tensors.items()
     return state_digest(ManifestTensor(key, dtype_name(it.dtype), tuple(it.shape), as_hex(tensor_digest(it))) for key, it in tensors)
@@ -96,7 +135,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def run_forked(command: Mapping[str, Any]) -> int:
+def run_forked(command: Mapping[str, Any], slot: Slot) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -106,7 +145,7 @@ def run_forked(command: Mapping[str, Any]) -> int:
         output = os.open(f"{command['run_dir']}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        run(command)
+        DO[command.get("do", "train")](command, slot)
         exit_code = 0
     except SystemExit as error:
         exit_code = int(error.code or 0)
@@ -123,8 +162,9 @@ def run_forked(command: Mapping[str, Any]) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    slot = Slot.create(rank=0, number=0)
     for line in sys.stdin:
-        pid = run_forked(json.loads(line))
+        pid = run_forked(json.loads(line), slot)
         print(pid, flush=True)
         _, status = os.waitpid(pid, 0)
         print(status, flush=True)

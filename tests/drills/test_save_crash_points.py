@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ KINDS = (
     "rename renameat renameat2 link linkat unlink unlinkat mkdir mkdirat rmdir"
 ).split()
 _CALL = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
+EFFECTS = ["signal=KILL", "error=ENOSPC", "error=EDQUOT", "error=EIO"]
+_TEMPORARY = "an uploader killed in write_atomic leaves its temporary file, and the next one publishes it: read back as an extra file"
+KILLED_UPLOADER = pytest.param("signal=KILL", marks=pytest.mark.xfail(strict=True, reason=_TEMPORARY))
 _LIMIT_S = 60.0  # against a hang: everything here takes a second or two
 
 
@@ -157,9 +161,11 @@ def skip_without_strace(folder: Path) -> None:
         pytest.skip(f"NOT RUN: strace may not trace here, saves were not interrupted at their system calls: {tried.stderr.strip()}")
 
 
-def run_traced(programs: Programs, run_dir: Path, *, thread: int | None = None, inject: str | None = None) -> tuple[int, list[str]]:
-    """The steps from FIRST_TRACED_STEP on under strace, all threads or one of them; the exit code, and which threads there are."""
-    pid = programs.start(run_dir, stop_before=FIRST_TRACED_STEP)
+def run_traced(
+    programs: Programs, run_dir: Path, *, thread: int | None = None, inject: str | None = None, do: str = "train"
+) -> tuple[int, list[str]]:
+    """The steps from FIRST_TRACED_STEP on, or an upload, under strace: all threads or one. The exit code, and which threads there are."""
+    pid = programs.start(run_dir, do=do, stop_before=FIRST_TRACED_STEP)
     try:
         wait_until_stopped(pid, run_dir)
         threads = sorted((path.name for path in Path(f"/proc/{pid}/task").iterdir()), key=int)
@@ -293,6 +299,52 @@ def disturb(programs: Programs, folder: Path, *, undisturbed: Undisturbed, point
     return struck
 
 
+@pytest.fixture(scope="module")
+def upload_points(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> list[Point]:
+    folder = tmp_path_factory.mktemp("upload_points")
+    skip_without_strace(folder)
+    run_dir = folder / "whole"
+    run_dir.mkdir()
+    programs.start(run_dir, do="stage", id="s1-a1")
+    assert programs.end() == 0, told(run_dir)
+    code, threads = run_traced(programs, run_dir, do="upload")
+    assert code == 0, told(run_dir)
+    return points_of(run_dir, threads)
+
+
+def disturb_upload(programs: Programs, folder: Path, *, point: Point, effect: str) -> str:
+    """An uploader that meets `effect`, and a second one on the same memory. Killed: the second brings it home. Refused: it says so, and
+    leaves nothing; the save is made again."""
+    run_dir = folder / f"upload-{effect}-{point.thread}-{point.kind}-{point.number}"
+    root = run_dir / "checkpoints"
+    run_dir.mkdir()
+    programs.start(run_dir, do="stage", id="s1-a1")
+    assert programs.end() == 0, told(run_dir)
+    code, _ = run_traced(programs, run_dir, do="upload", thread=point.thread, inject=f"{point.kind}:{effect}:when={point.number}")
+    calls = [" ".join(call[1:]) for call in calls_of(run_dir)]
+    try:
+        struck = calls[-1] if effect == "signal=KILL" else next(call for call in calls if "(INJECTED)" in call)
+        there = "s1-a1"
+        if effect == "signal=KILL":
+            assert code == -signal.SIGKILL, told(run_dir)
+            assert all(verify(root / name) == [] for name in published(root))
+        elif code:
+            text = os.strerror(getattr(errno, effect.removeprefix("error=")))
+            assert text in told(run_dir), f"nobody says {text!r} after {struck}: {told(run_dir)}"
+            assert not root.exists() or list(root.iterdir()) == [], f"left after {struck}: {list(root.iterdir())}"
+            there = "s1-a1-r1"
+            programs.start(run_dir, do="stage", id=there)
+            assert programs.end() == 0, told(run_dir)
+        programs.start(run_dir, do="upload")
+        assert programs.end() == 0, f"after {struck}: {told(run_dir)}"
+        assert [path.name for path in root.iterdir()] == [there], f"after {struck}"
+        assert verify(root / there) == []
+    except AssertionError as error:
+        raise AssertionError(f"{effect} at {point} of an upload: {error}") from None
+    shutil.rmtree(run_dir)
+    return struck
+
+
 def check_the_error_was_survived(run_dir: Path, *, code: int, struck: str, name: str) -> None:
     """One refused call costs nothing but a second try, and is called by its name."""
     text = os.strerror(getattr(errno, name))
@@ -303,34 +355,49 @@ def check_the_error_was_survived(run_dir: Path, *, code: int, struck: str, name:
         assert any(text in told_by for told_by in (told(run_dir), *reasons)), f"nobody says {text!r} after {struck}: {told(run_dir)}"
 
 
-def disturb_all(programs: Programs, folder: Path, *, undisturbed: Undisturbed, points: Sequence[Point], effect: str) -> None:
+def disturb_all(disturb_one: Callable[[Point], str], *, points: Sequence[Point], effect: str) -> None:
     """All of them even when one fails, so that a campaign says everything at once."""
     struck: Counter[str] = Counter()
     failures = []
     for point in points:
         try:
-            where = disturb(programs, folder, undisturbed=undisturbed, point=point, effect=effect)
-            struck[where.split(" ", 1)[0] if where != "nowhere" else where] += 1
+            struck[disturb_one(point).split(" ", 1)[0]] += 1
         except AssertionError as error:
             failures.append(str(error))
-    print(f"{effect} at {len(points)} of {len(undisturbed.points)} calls of two saves: {dict(sorted(struck.items()))}")
+    print(f"{effect} at {len(points)} calls: {dict(sorted(struck.items()))}")
     assert not failures, f"{len(failures)} of {len(points)}:\n" + "\n\n".join(failures)
 
 
 @pytest.mark.timeout(900)
 def test_killed_at_some_of_all_kinds_of_calls(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
-    points = sample(undisturbed.points, number=25)
-    disturb_all(programs, tmp_path, undisturbed=undisturbed, points=points, effect="signal=KILL")
+    disturb_one = partial(disturb, programs, tmp_path, undisturbed=undisturbed, effect="signal=KILL")
+    disturb_all(lambda point: disturb_one(point=point), points=sample(undisturbed.points, number=25), effect="signal=KILL")
 
 
 @pytest.mark.timeout(900)
 def test_refused_once_at_each_kind_of_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
-    points = sample(undisturbed.points, number=0)
-    disturb_all(programs, tmp_path, undisturbed=undisturbed, points=points, effect="error=ENOSPC")
+    disturb_one = partial(disturb, programs, tmp_path, undisturbed=undisturbed, effect="error=ENOSPC")
+    disturb_all(lambda point: disturb_one(point=point), points=sample(undisturbed.points, number=0), effect="error=ENOSPC")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("effect", [KILLED_UPLOADER, "error=EDQUOT"])
+def test_an_uploader_disturbed_at_each_kind_of_call(programs: Programs, upload_points: list[Point], tmp_path: Path, effect: str) -> None:
+    disturb_one = partial(disturb_upload, programs, tmp_path, effect=effect)
+    disturb_all(lambda point: disturb_one(point=point), points=sample(upload_points, number=0), effect=effect)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("effect", ["signal=KILL", "error=ENOSPC", "error=EDQUOT", "error=EIO"])
+@pytest.mark.parametrize("effect", EFFECTS)
 def test_disturbed_at_every_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path, effect: str) -> None:
-    disturb_all(programs, tmp_path, undisturbed=undisturbed, points=undisturbed.points, effect=effect)
+    disturb_one = partial(disturb, programs, tmp_path, undisturbed=undisturbed, effect=effect)
+    disturb_all(lambda point: disturb_one(point=point), points=undisturbed.points, effect=effect)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("effect", [KILLED_UPLOADER, *EFFECTS[1:]])
+def test_an_uploader_disturbed_at_every_call(programs: Programs, upload_points: list[Point], tmp_path: Path, effect: str) -> None:
+    disturb_one = partial(disturb_upload, programs, tmp_path, effect=effect)
+    disturb_all(lambda point: disturb_one(point=point), points=upload_points, effect=effect)
