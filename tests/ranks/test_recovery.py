@@ -18,6 +18,9 @@ import torch
 
 from surefoot.checkpoint.manifest import DIGESTED_PREFIXES, MANIFEST_NAME, checksum_file, manifest_bytes, read_manifest, sealed
 from surefoot.checkpoint.verify import read_metadata, verify
+from surefoot.core.clock import SystemClock
+from surefoot.core.events import Event
+from surefoot.core.identity import section_hashes
 from surefoot.core.records import LedgerEntry, Manifest, StepReport
 from surefoot.core.sections import (
     CheckpointSection,
@@ -32,7 +35,7 @@ from surefoot.core.sections import (
     TrainSection,
 )
 from surefoot.data.prepare import prepare
-from surefoot.observe.ledger import manifest_positions, read_ledger, verify_ledger
+from surefoot.observe.ledger import Ledger, manifest_positions, read_ledger, verify_ledger
 from surefoot.observe.ledger_lines import encode_entry, seal
 from surefoot.tensors.digest import as_hex, box_digest, combine, state_digest
 from surefoot.train.loop import training_steps
@@ -210,6 +213,19 @@ def test_other_surroundings_ask_for_the_tolerance_and_are_ledgered(run_ranks: Ru
     assert verified(config) == [("s5-a1", 3, "tolerance")]
     (changed,) = entries(config, "environment.changed")
     assert changed.fields["changed"] == {"num_threads": [1, 2]}
+
+
+def test_under_another_config_the_difference_is_shown_and_nothing_is_judged(run_ranks: RunRanks, text_data: Path, tmp_path: Path) -> None:
+    crash(run_ranks, config_of(text_data, tmp_path / "run", layout="alone"), at=9)
+    config = config_of(text_data, tmp_path / "run", layout="alone", lr=3e-2)
+    ledger = Ledger(tmp_path / "run" / "ledger.jsonl", clock=SystemClock(), by="a person")
+    fields = {"section": "optimizer", "hash": section_hashes(config)["optimizer"]}
+    ledger.append(Event.CONFIG_ACCEPTED, generation=1, attempt=1, step=9, fields=fields)
+    finish(run_ranks, config)
+    (outcome,) = entries(config, "replay.verified")
+    assert (outcome.fields["num_steps"], outcome.fields["mode"], outcome.fields["num_compared"]) == (0, "none", 4)
+    assert float(str(outcome.fields["largest_difference"])) > 1e-6
+    assert "config, code or data differ" in outcome.reason
 
 
 def test_a_save_during_the_replay_says_what_it_stands_on(run_ranks: RunRanks, text_data: Path, tmp_path: Path) -> None:
