@@ -10,8 +10,16 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
+from surefoot.checkpoint.pickle_scan import refuse_greedy, told
 from surefoot.checkpoint.state import dtype_name
 from surefoot.core.errors import Corrupt, Incompatible
 from surefoot.core.records import ManifestFile, ManifestTensor, Problem
@@ -54,14 +62,33 @@ class _ForeignUnpickler(_DataOnlyUnpickler):
 def parse_metadata(raw: bytes, *, where: str, foreign: bool = False) -> Metadata:
     """Metadata from the bytes of `.metadata`; `foreign`: as stock DCP writes it. Raises Corrupt; never runs code from them."""
     try:
+        if foreign:  # ours has the checksum of the manifest, and may be large
+            refuse_greedy(raw)
         metadata = (_ForeignUnpickler if foreign else _DataOnlyUnpickler)(io.BytesIO(raw)).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds {type(metadata).__name__}, not DCP metadata")
+        _check_types(metadata)
     except Exception as error:  # the bytes are foreign: whatever they make the unpickler raise is the finding
-        raise Corrupt(
-            f"cannot be read: {type(error).__name__}: {error}", where=where, hint="restore another checkpoint, or another copy"
-        ) from error
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise Corrupt(f"holds {type(metadata).__name__}, not DCP metadata", where=where)
+        raise Corrupt(f"cannot be read: {told(error)}", where=where, hint="restore another checkpoint, or another copy") from error
     return metadata
+
+
+def _check_types(metadata: Metadata) -> None:
+    """An unpickler gives a record whatever fields the bytes say. Raises TypeError, ValueError or AttributeError for others than DCP's."""
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata) and isinstance(entry.properties.dtype, torch.dtype):
+            boxes = [entry.size, *(box for chunk in entry.chunks for box in (chunk.offsets, chunk.sizes))]
+            if not all(isinstance(box, tuple) and all(type(number) is int for number in box) for box in boxes):
+                raise TypeError(f"{key!s:.80} has sizes that are no numbers")
+        elif not isinstance(entry, BytesStorageMetadata):
+            raise TypeError(f"{key!s:.80} is a {type(entry).__name__}")
+    for index, info in metadata.storage_data.items():
+        if not isinstance(index, MetadataIndex) or not isinstance(index.fqn, str) or not isinstance(info, _StorageInfo):
+            raise TypeError("a stored part is not described as DCP does")
+        if type(info.offset) is not int or type(info.length) is not int:
+            raise TypeError(f"{index.fqn:.80} lies at no number")
+        if PurePosixPath(info.relative_path).name != info.relative_path or info.relative_path == "..":
+            raise ValueError(f"{index.fqn:.80} lies outside of the folder, in {info.relative_path:.80}")
 
 
 def tensor_metadata(metadata: Metadata, key: str) -> TensorStorageMetadata:
@@ -107,7 +134,7 @@ def find_holes(key: str, entry: TensorStorageMetadata, stored: Mapping[MetadataI
     """Regions of the tensor that no stored chunk covers. DCP would leave them as they were in memory, without a word."""
     holes = []
     volume = 0
-    overlapping = _overlapping(entry.chunks)
+    overlapping = _overlapping([chunk for chunk in entry.chunks if len(chunk.offsets) == len(chunk.sizes) == len(entry.size)])
     for chunk in entry.chunks:
         offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
         fits = len(offsets) == len(sizes) == len(entry.size)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from surefoot.checkpoint.pickle_scan import refuse_greedy, told
 from surefoot.checkpoint.sources import FileSource
 from surefoot.checkpoint.state import dtype_name
 from surefoot.checkpoint.zip_slice import ZipSlice
@@ -155,9 +156,10 @@ class PartReader:
 def read_layout(raw: bytes) -> Layout:
     """The layout from the bytes of `data.pkl`. Only the one call that torch writes for a plain tensor is understood; else Corrupt."""
     try:
+        refuse_greedy(raw)
         layout = _LayoutUnpickler(io.BytesIO(raw)).load()
     except Exception as error:  # the bytes are foreign: whatever they make the unpickler raise is the finding
-        raise Corrupt(f"no plain tensor: {type(error).__name__}: {error}") from error
+        raise Corrupt(f"no plain tensor: {told(error)}") from error
     if not isinstance(layout, Layout):
         raise Corrupt(f"{type(layout).__name__}, no plain tensor")
     return layout
@@ -196,7 +198,7 @@ class _LayoutUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> tuple[torch.dtype, int]:
         kind, dtype, key, _, count = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype) or key != "0" or type(count) is not int or count < 0:
-            raise pickle.UnpicklingError(f"{pid!r} is no storage of a single tensor")
+            raise pickle.UnpicklingError("no storage of a single tensor")
         return dtype, count
 
 

@@ -50,7 +50,7 @@ def audit_safetensors(path: Path) -> dict[str, Any]:
             found = list(_read_header(file, name))
             problems += [item for item in found if isinstance(item, Problem)]
             stored += [item for item in found if isinstance(item, _Stored)]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problems.append(Problem(kind="unreadable", file=name, detail=f"its header: {type(error).__name__}: {error}"))
     problems += _compare_index(path, stored)
     problems += _uncovered(stored)
@@ -68,6 +68,8 @@ def audit_safetensors(path: Path) -> dict[str, Any]:
 def _read_header(file: Path, name: str) -> Iterator[_Stored | Problem]:
     size = file.stat().st_size
     with file.open("rb") as stream:
+        if size < 8:
+            raise ValueError(f"a file of {size} bytes, and 8 say how long its header is")
         (length,) = struct.unpack("<Q", stream.read(8))
         if not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
             raise ValueError(f"a header of {length} bytes in a file of {size}")
@@ -75,8 +77,8 @@ def _read_header(file: Path, name: str) -> Iterator[_Stored | Problem]:
     sharding = json.loads(header.pop("__metadata__", {}).get(_SHARDING_KEY, "{}"))
     end = 0
     for key, item in sorted(header.items(), key=lambda named: named[1]["data_offsets"]):
-        start, stop = item["data_offsets"]
-        shape = tuple(item["shape"])
+        start, stop = _numbers(item["data_offsets"])
+        shape = _numbers(item["shape"])
         num_bytes = math.prod(shape) * _BITS[item["dtype"]] // 8
         if start != end:
             yield Problem(kind="hole", file=name, tensor=key, detail=f"its bytes start at {start}, those before end at {end}")
@@ -86,7 +88,9 @@ def _read_header(file: Path, name: str) -> Iterator[_Stored | Problem]:
         if 8 + length + stop > size:
             yield Problem(kind="hole", file=name, tensor=key, detail="its bytes lie outside of the file")
         end = max(end, stop)
-        offsets = tuple(sharding[key]["saved_offsets"]) if key in sharding else None
+        offsets = _numbers(sharding[key]["saved_offsets"]) if key in sharding else None
+        if offsets is not None and len(offsets) != len(shape):
+            raise ValueError(f"{key} is of shape {shape} and lies at {offsets}")
         yield _Stored(key, file=name, dtype=item["dtype"], shape=shape, offsets=offsets)
     if 8 + length + end != size:
         yield Problem(kind="wrong-size", file=name, detail=f"{size} bytes, its header tells of {8 + length + end}")
@@ -99,7 +103,7 @@ def _compare_index(path: Path, stored: list[_Stored]) -> list[Problem]:
     try:
         index: Mapping[str, str] = json.loads((path / INDEX_NAME).read_bytes())["weight_map"]
         wanted = {(key, os.path.normpath(name)) for key, name in index.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [Problem(kind="unreadable", file=INDEX_NAME, detail=f"{type(error).__name__}: {error}")]
     found = {(item.key, item.file) for item in stored if not item.file.startswith("sharded/")}
     missing = sorted({name for _, name in wanted if not (path / name).is_file()})
@@ -117,16 +121,28 @@ def _uncovered(stored: list[_Stored]) -> list[Problem]:
         parts.setdefault(item.key, []).append(item)
     problems = []
     for key, items in sorted(parts.items()):
+        whole = [item for item in items if item.offsets is None]
+        if len(whole) > 1:
+            problems.append(Problem(kind="extra-tensor", file=whole[1].file, tensor=key, detail=f"it is in {whole[0].file} already"))
         boxes = {item.offsets: item for item in items if item.offsets is not None}
         if len({item.dtype for item in items}) > 1:
             problems.append(Problem(kind="wrong-dtype", tensor=key, detail=f"its parts are {sorted({item.dtype for item in items})}"))
-        if boxes:
+        if len({len(offsets) for offsets in boxes}) > 1:
+            problems.append(Problem(kind="wrong-shape", tensor=key, detail="its parts have other numbers of dims"))
+        elif boxes:
             ends = zip(*([o + s for o, s in zip(offsets, item.shape, strict=True)] for offsets, item in boxes.items()), strict=True)
             around = math.prod(max(along) for along in ends)
             covered = sum(math.prod(item.shape) for item in boxes.values())
             if covered != around:
                 problems.append(Problem(kind="hole", tensor=key, detail=f"its parts hold {covered} elements, the box around them {around}"))
     return problems
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    """Raises TypeError for what is no list of numbers that count something."""
+    if not isinstance(value, list) or any(type(number) is not int or number < 0 for number in value):
+        raise TypeError(f"{value!s:.80} are no sizes")
+    return tuple(value)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ Read = Callable[[int, int], bytes]
 
 WHOLE_BYTES = 8192
 """Slices up to this size are read at once: a counter or a bias is one read."""
+MAX_SMALL_BYTES = 16 << 20
+"""Of a directory, and of a record that is read at once: a plain tensor has some hundred bytes of both, a pickled list of many more."""
 _HEAD_BYTES = 2048
 _TAIL_BYTES = 2048
 _END = struct.Struct("<4s4H2LH")
@@ -70,6 +72,8 @@ class ZipSlice:
     def content(self, name: str) -> bytes:
         """The bytes of a small record."""
         record = self.record(name)
+        if record.num_bytes > MAX_SMALL_BYTES:
+            raise Corrupt(f"record {name} has {record.num_bytes} bytes, at most {MAX_SMALL_BYTES} are read")
         return self.bytes_at(self.offset(record), record.num_bytes)
 
     def bytes_at(self, offset: int, length: int) -> bytes:
@@ -95,6 +99,8 @@ class ZipSlice:
                 raise Corrupt("no end of a zip where its locator points")
         if start + num_bytes != end:
             raise Corrupt("the directory of the zip does not end where the zip ends")
+        if num_bytes > MAX_SMALL_BYTES:
+            raise Corrupt(f"the directory of the zip has {num_bytes} bytes, at most {MAX_SMALL_BYTES} are read")
         records = _entries(self.bytes_at(start, num_bytes))
         if len(records) != count:
             raise Corrupt(f"the zip names {len(records)} records, its end says {count}")

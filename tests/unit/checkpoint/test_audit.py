@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -278,3 +278,52 @@ def test_a_folder_without_a_checkpoint_is_a_wrong_argument(tmp_path: Path) -> No
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError):
             audit(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda metadata: next(iter(metadata.storage_data.values())).__setattr__("relative_path", "../outside"),
+        lambda metadata: next(iter(metadata.storage_data.values())).__setattr__("offset", "0"),
+        lambda metadata: metadata.state_dict_metadata["model.bias"].__setattr__("size", ("a",)),
+        lambda metadata: metadata.state_dict_metadata["model.bias"].__setattr__("chunks", None),
+        lambda metadata: metadata.state_dict_metadata.__setitem__("model.bias", "text"),
+        lambda metadata: metadata.__setattr__("storage_data", None),
+    ],
+)
+def test_metadata_with_other_fields_than_dcp_has_is_a_finding_and_no_crash(stock: Path, change: Callable[[Metadata], object]) -> None:
+    (stock.parent / "outside").write_bytes((stock / DATA).read_bytes())
+    _change_metadata(stock, change)
+    (problem,) = audit(stock).problems
+    assert (problem.kind, problem.file) == ("unreadable", ".metadata")
+
+
+def test_parts_of_other_numbers_of_dims_are_holes(stock: Path) -> None:
+    def change(metadata: Metadata) -> None:
+        entry = metadata.state_dict_metadata["model.weight"]
+        assert isinstance(entry, TensorStorageMetadata)
+        entry.chunks += [ChunkStorageMetadata(torch.Size([]), torch.Size([])), ChunkStorageMetadata(torch.Size([5]), torch.Size([5]))]
+
+    _change_metadata(stock, change)
+    assert ("hole", "model.weight") in _kinds(audit(stock))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b'{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":["x"],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"__metadata__":{"DCP_SHARDING_INFO":"{\\"a\\":{\\"saved_offsets\\":[0,0]}}"}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_torn_or_forged_safetensors_file_is_a_finding_and_no_crash(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4 if header else b"torn")
+    assert [(problem.kind, problem.file) for problem in audit(tmp_path).problems] == [("unreadable", "a.safetensors")]
+
+
+def test_a_tensor_in_two_safetensors_files_is_one_too_many(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_file({"w": torch.zeros(2)}, tmp_path / f"{name}.safetensors")
+    assert [(problem.kind, problem.file) for problem in audit(tmp_path).problems] == [("extra-tensor", "b.safetensors")]

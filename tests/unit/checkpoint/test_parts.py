@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import random
+import resource
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from surefoot.checkpoint.restore import load
 from surefoot.checkpoint.sources import FolderSource
 from surefoot.checkpoint.state import LiveState
 from surefoot.checkpoint.verify import verify
-from surefoot.checkpoint.zip_slice import ZipSlice
+from surefoot.checkpoint.zip_slice import MAX_SMALL_BYTES, ZipSlice
 from surefoot.core.errors import CheckpointError, Corrupt
 from surefoot.core.records import Manifest, ManifestFile
 from surefoot.tensors.world import World
@@ -177,3 +179,29 @@ def test_a_checkpoint_of_format_1_verifies_and_loads(world: World) -> None:
     loaded = load(FIXTURE, state=state, world=world)
     assert loaded.sources.keys() == {"__0_0.distcp", "__1_0.distcp"}
     assert any(tensor.any() for tensor in state.tensors.values())
+
+
+@pytest.mark.parametrize(
+    "greedy",
+    [
+        b"\x80\x02Nr\xff\xff\xff\xff.",  # a memo of four thousand million places
+        b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".",  # an array of an exbibyte
+        b"\x80\x02" + b"N" + b"\x85" * 900 + b"Q.",  # what cannot be said in a message
+    ],
+)
+def test_a_pickle_that_asks_for_more_than_it_brings_is_refused_before_it_is_read(greedy: bytes) -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Corrupt) as refused:
+        read_layout(greedy)
+    assert len(str(refused.value)) < 400
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10
+
+
+def test_a_small_record_that_is_said_to_be_large_is_not_read() -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        written.writestr("archive/data.pkl", b"\0" * (MAX_SMALL_BYTES + 1))
+    raw = stream.getvalue()
+    found = ZipSlice(lambda offset, length: raw[offset : offset + length], length=len(raw))
+    with pytest.raises(Corrupt, match="at most"):
+        found.content("data.pkl")
