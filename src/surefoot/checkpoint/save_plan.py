@@ -27,6 +27,8 @@ from surefoot.core.errors import Incompatible, Incomplete, SurefootError
 from surefoot.tensors.digest import local_box
 from surefoot.tensors.world import World, gather_json
 
+_BOXES: dict[object, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+"""Boxes of this rank by (shape, mesh, placements): torch takes as long for one as a small tensor takes to copy."""
 _OVERHEAD_PER_RANK_BYTES = 64 * 1024  # part records, metadata, manifest: generously
 
 
@@ -84,7 +86,10 @@ def part_of(key: str, tensor: torch.Tensor) -> Part | None:
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.get_coordinate() is None:
             return None
-        sizes, offsets = local_box(tensor)
+        where = tuple(tensor.shape), tensor.device_mesh, tensor.placements
+        if (found := _BOXES.get(where)) is None:
+            found = _BOXES[where] = local_box(tensor)
+        sizes, offsets = found
     else:
         sizes, offsets = tuple(tensor.shape), (0,) * tensor.dim()
     return Part(key, tensor.dtype, tuple(tensor.shape), offsets, sizes)
