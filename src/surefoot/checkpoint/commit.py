@@ -190,9 +190,9 @@ def error_of(states: list[Any], checkpoint: str) -> SurefootError:
     """Pure. One error from what each rank said, as [state, told]: the first cause, with its rank."""
     failed = [(rank, told) for rank, (state, told) in enumerate(states) if state == "failed"]
     causes = [(rank, told) for rank, told in failed if told is not None and not str(told["what"]).startswith("given up")]
-    rank, told = (causes or failed)[0]
-    if told is None:
-        return CheckpointError("the save failed", where=checkpoint, rank=rank)
+    if not failed or (first := (causes or failed)[0])[1] is None:
+        return CheckpointError("the save failed", where=checkpoint)
+    rank, told = first
     error = error_told(told)
     what = error.what if "(rank " in error.what else f"{error.what} (rank {rank})"
     return type(error)(what, where=error.where, hint=error.hint, **{**error.values, "rank": rank})

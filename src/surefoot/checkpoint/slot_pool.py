@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from surefoot.checkpoint.slot import Slot, SlotState
 from surefoot.core.clock import Clock
@@ -23,15 +23,16 @@ class SlotPool:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
+        self._left_out: list[Slot] = []
         self._last: Slot | None = None
 
     @classmethod
     def create(cls, *, rank: int, num_slots: int) -> SlotPool:
         return cls([Slot.create(rank=rank, number=number) for number in range(num_slots)])
 
-    def free(self) -> Slot | None:
-        """A slot whose bytes nobody needs: best one that holds no commit, then the one that was filled longest ago."""
-        usable = [slot for slot in self._after_last() if slot.state().reusable]
+    def free(self, *, but: Collection[Slot] = ()) -> Slot | None:
+        """A slot whose bytes nobody needs, none of `but`: best one that holds no commit, then the one that was filled longest ago."""
+        usable = [slot for slot in self._after_last() if slot.state().reusable and slot not in but]
         return next((slot for slot in usable if slot.state() is not SlotState.COMMITTED), usable[0] if usable else None)
 
     def take(self, slot: Slot) -> Slot:
@@ -47,11 +48,12 @@ class SlotPool:
 
     def keep(self, num_slots: int) -> None:
         """Use fewer from now on. Those left out keep what they hold."""
+        self._left_out += self.slots[max(1, num_slots) :]
         self.slots = self.slots[: max(1, num_slots)]
 
     def close(self) -> None:
-        close_all(self.slots)
-        self.slots = []
+        close_all(self.slots + self._left_out)
+        self.slots, self._left_out = [], []
 
     def _after_last(self) -> list[Slot]:
         if self._last not in self.slots:

@@ -94,6 +94,7 @@ class Saver:
         self._point = 0
         self._failures = _Failures(config.checkpoint.max_save_tries, began_s=clock.monotonic_s())
         self._put_off: str | None = None
+        self._put_off_at_s = 0.0
         self._last_began_s = clock.monotonic_s()
         self._committed_slot: tuple[Slot, str] | None = None
         self._committed_step = 0
@@ -149,8 +150,13 @@ class Saver:
         """Local. For the vector of this step."""
         oldest = self._under_way[0] if self._under_way else None
         state, _ = self._look(oldest) if oldest else (SaveState.NONE, None)
-        damaged = self._found_damaged()
-        return SaveWords(oldest.point if oldest else 0, state, slot_free=self._pool.free() is not None, wants_save=damaged)
+        has_ended = state in (SaveState.COMMITTED, SaveState.FAILED)  # then all ranks know it before a slot is filled
+        return SaveWords(
+            oldest.point if oldest else 0,
+            state,
+            slot_free=self._free_slot(kept_from=1 if has_ended else 0) is not None,
+            wants_save=self._found_damaged(),
+        )
 
     def staged(self) -> float:
         """Local. Wait until nothing reads the live tensors any more; the seconds that took. Bounded by `checkpoint.upload_limit_s`."""
@@ -182,7 +188,8 @@ class Saver:
     def due(self, signals: Signals, *, auto_steps: int) -> tuple[str, bool] | None:
         """Local, the same on all ranks. Why the present state is saved now, and whether the loop waits for the commit; or None.
 
-        A save for which some rank has no free slot is put off to the first step at which all have one; one that the loop waits for is not.
+        A save for which some rank has no free slot is put off to the first step at which all have one, but for no longer than an upload may
+        take: then it is tried, and fails by name. One that the loop waits for is not put off.
         """
         wanted = reason_to_save(
             self._state.step,
@@ -198,7 +205,10 @@ class Saver:
             return None
         if is_last:
             return reason, True
-        if not signals.save_slot_free:
+        now_s = signals.ranks[0].step_clock_s  # one clock for all
+        if self._put_off is None:
+            self._put_off_at_s = now_s
+        if not signals.save_slot_free and now_s - self._put_off_at_s <= self._section.upload_limit_s:
             self._put_off = reason
             return None
         self._put_off = None
@@ -262,7 +272,7 @@ class Saver:
         limit_s = self._section.upload_limit_s if in_order else after_error_s
         for save in self._under_way:
             if save.snapshot is not None:
-                save.snapshot.join(limit_s=limit_s)
+                _let_end(save.snapshot, limit_s=limit_s)
         if self._reserving is not None:
             self._reserving.join()
         if self._uploads is not None:
@@ -311,7 +321,7 @@ class Saver:
         if self._reserving is not None:
             self._reserving.join()
             self._reserving = None
-        slot = self._pool.free()
+        slot = self._free_slot()
         if slot is None:
             save.error = CheckpointError("no slot is free: the upload before is not done", where=f"rank {self._world.rank}")
             return
@@ -324,6 +334,10 @@ class Saver:
             save.error = no_memory(error, where=str(slot))
         except SurefootError as error:
             save.error = error
+
+    def _free_slot(self, *, kept_from: int = 0) -> Slot | None:
+        """A slot that says what became of a save is kept until all ranks know it: those of the saves under way, but for the first ones."""
+        return self._pool.free(but=[save.slot for save in list(self._under_way)[kept_from:] if save.slot is not None])
 
     def _look(self, save: _UnderWay) -> tuple[SaveState, SurefootError | None]:
         """Local. What this rank knows of a save."""
@@ -367,9 +381,8 @@ class Saver:
 
     def _note_failure(self, save: _UnderWay, told: SurefootError | None) -> None:
         """Collective over the save group. All ranks failed this save in this step: gather why, and decide what follows."""
-        states = gather_json(self._world, ["failed" if told else "", tell(told) if told else None])
-        error = error_of([["failed", told] for _, told in states], save.id) if any(state for state, _ in states) else None
-        self._note(save, error or CheckpointError("the save failed", where=save.id))
+        causes = gather_json(self._world, tell(told) if told else None)
+        self._note(save, error_of([["failed", cause] if cause else ["", None] for cause in causes], save.id))
 
     def _note(self, save: _UnderWay, error: SurefootError) -> None:
         """Collective over the save group. Say that a save failed, and count it. Raises it when the run must not go on."""
@@ -514,6 +527,14 @@ class _Failures:
 
     def forget(self) -> None:
         self.tries, self.again = 0, None
+
+
+def _let_end(snapshot: Snapshot, *, limit_s: float) -> None:
+    """On the way out there may be another error already, which is the one to tell."""
+    try:
+        snapshot.join(limit_s=limit_s)
+    except SurefootError as error:
+        logger.warning("%s", error)
 
 
 def overlap_refused_by(state: TrainState) -> str:

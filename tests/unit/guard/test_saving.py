@@ -6,6 +6,7 @@ import json
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -339,6 +340,45 @@ def test_a_rank_hears_from_its_slot_that_the_uploader_failed(tmp_path: Path, slo
         hand.end()
     assert "File exists" in loop.entries("save.failed")[0].reason
     assert hand.committed[0] == "s5-a1"
+
+
+def test_a_slot_is_not_filled_again_before_all_ranks_know_what_became_of_it(tmp_path: Path, slots: list[Slot]) -> None:
+    """The second of two saves is committed first: what it was must not be forgotten over a third one."""
+    first, second = ByHand(tmp_path, slots[:1]), ByHand(tmp_path, slots[1:])
+
+    def look(loop: Loop) -> None:
+        step = loop.guard.step
+        if step in (2, 4):
+            wait_for(lambda: slots[step // 2 - 1].state() is SlotState.STAGED)
+        if step == 4:
+            second.work()
+        if step == 8:
+            first.work()
+        if step == 11:
+            first.start()
+            second.start()
+
+    try:
+        loop = Loop(config_of(tmp_path, num_steps=16, interval_steps=2), after_finish=look).run()
+    finally:
+        first.end()
+        second.end()
+    assert loop.entries("save.failed") == []
+    assert {"s2-a1", "s4-a1"} <= {report.saved for report in loop.reports}
+
+
+def test_a_run_does_not_go_on_unsaved_when_no_slot_comes_back(tmp_path: Path, slots: list[Slot]) -> None:
+    """The uploader is gone for good, with all slots in its hands."""
+    config = config_of(
+        tmp_path, num_steps=1_000_000, interval_steps=4, upload_limit_s=1.0, save_grace_s=0.0, max_failed_saves=2, max_save_tries=2
+    )
+    began_s = time.monotonic()
+
+    def look(loop: Loop) -> None:
+        assert time.monotonic() < began_s + 20, "it goes on unsaved"
+
+    with pytest.raises(CheckpointError, match="no slot is free"):
+        Loop(config, after_finish=look).run()
 
 
 def test_an_uploader_that_does_nothing_is_a_failed_save_after_the_limit(tmp_path: Path, slots: list[Slot]) -> None:
