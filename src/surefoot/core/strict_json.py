@@ -34,8 +34,11 @@ def canonical(value: object) -> bytes:
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse strict JSON; NaN and Infinity are refused with ValueError."""
-    return json.loads(text, parse_constant=_refuse_constant)
+    """Parse strict JSON; NaN and Infinity, and what is nested too deep to be read, are refused with ValueError."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def _refuse_constant(name: str) -> object:
