@@ -39,7 +39,9 @@ def run_clean(module: str, job: Mapping[str, Any], *, size: int = 1, limit_s: fl
         try:
             for rank in range(size):
                 own = {**job, "rank": rank, "world_size": size, "folder": name, "limit_s": limit_s}
-                children.append(_start(module, own, log=folder / f"rank_{rank}.log"))
+                file = folder / f"job_{rank}.json"  # an argument has room for 128 KiB, and everybody can read it
+                file.write_text(dumps(own))
+                children.append(_start(module, file, log=folder / f"rank_{rank}.log"))
             _wait(children, folder=folder, limit_s=limit_s, clock=clock)
         finally:
             for child in children:
@@ -53,7 +55,7 @@ def run_clean(module: str, job: Mapping[str, Any], *, size: int = 1, limit_s: fl
 def begin_clean() -> dict[str, Any]:
     """In the fresh process: its job. From here on it ends when its parent does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    job: dict[str, Any] = json.loads(sys.argv[1])
+    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     return job
 
 
@@ -76,10 +78,10 @@ def clean_environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def _start(module: str, job: Mapping[str, Any], *, log: Path) -> subprocess.Popen[bytes]:
+def _start(module: str, job: Path, *, log: Path) -> subprocess.Popen[bytes]:
     """Its stdin is a pipe that nobody writes to: it closes when this process ends, however it ends."""
     with log.open("wb") as output:
-        command = [sys.executable, "-m", module, dumps(job)]
+        command = [sys.executable, "-m", module, str(job)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=clean_environment())
 
 

@@ -11,6 +11,7 @@ import xxhash
 
 from surefoot.checkpoint.manifest import MANIFEST_NAME, checksum_file, parse_id, parse_manifest, read_manifest
 from surefoot.checkpoint.object_store import ObjectStore
+from surefoot.checkpoint.readback import check_listing
 from surefoot.checkpoint.remote import RemoteSource, its_manifest, remote_newest
 from surefoot.checkpoint.sources import FileSource
 from surefoot.core.durable import fsync_dir, fsync_file, write_atomic
@@ -60,10 +61,13 @@ def assemble(manifest_bytes: bytes, sources: Sequence[FileSource], *, into: Path
     id already stays, if it is this checkpoint: only damaged files are replaced. Raises Corrupt when no source has the bytes of a file.
     """
     manifest = parse_manifest(manifest_bytes, where=f"the manifest from {', '.join(source.name for source in sources)}")
-    _refuse_odd_names(manifest)
     target = into / manifest.id
     _refuse_other(target, manifest)
-    if target.exists() and all(is_whole(target / file.name, file) for file in (*manifest.files, its_manifest(manifest_bytes))):
+    if (
+        target.is_dir()
+        and not check_listing(target, manifest)
+        and all(is_whole(target / file.name, file) for file in (*manifest.files, its_manifest(manifest_bytes)))
+    ):
         return target
     scratch, aside = into / f".{manifest.id}.g0.writing", into / f".{manifest.id}.g0.retired"
     try:
@@ -81,15 +85,6 @@ def assemble(manifest_bytes: bytes, sources: Sequence[FileSource], *, into: Path
         raise CheckpointError(f"could not be written: {error}", where=str(into), hint="free disk space or mend its rights") from error
     shutil.rmtree(aside, ignore_errors=True)
     return target
-
-
-def _refuse_odd_names(manifest: Manifest) -> None:
-    """It comes from outside: no name in it may lead out of the folder."""
-    odd = [file.name for file in manifest.files if file.name != Path(file.name).name or file.name in ("", ".", "..", MANIFEST_NAME)]
-    if odd or parse_id(manifest.id) is None:
-        raise Corrupt(
-            f"no name of a checkpoint or of a file in it: {odd[0] if odd else manifest.id!r}", where=manifest.id, kind="bad-manifest"
-        )
 
 
 def _refuse_other(target: Path, manifest: Manifest) -> None:

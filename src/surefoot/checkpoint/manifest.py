@@ -25,7 +25,7 @@ RNG_PREFIX = "rng/rank_"
 DIGESTED_PREFIXES = ("model.", "optim.")
 """The keys that `state_digest` covers."""
 
-_ID = re.compile(r"s(\d+)-a(\d+)(?:-r(\d+))?")
+_ID = re.compile(r"s([0-9]{1,18})-a([0-9]{1,18})(?:-r([0-9]{1,18}))?")
 
 
 def checkpoint_id(step: int, *, attempt: int, retry: int = 0) -> str:
@@ -77,9 +77,12 @@ def parse_manifest(raw: bytes, *, where: str) -> Manifest:
     if (version := found.get("format_version")) not in READABLE_VERSIONS:
         raise Incompatible(f"format version {version}, this surefoot reads {' and '.join(map(str, READABLE_VERSIONS))}", where=where)
     try:
-        return manifest_from_json(found)
+        manifest = manifest_from_json(found)
+        _check_types(manifest)
     except (KeyError, TypeError) as error:
         raise Incompatible(f"a field is missing or of the wrong type: {error!r}", where=where) from error
+    _refuse_odd_names(manifest, where=where, hint=hint)
+    return manifest
 
 
 def manifest_from_json(value: Mapping[str, Any]) -> Manifest:
@@ -88,6 +91,33 @@ def manifest_from_json(value: Mapping[str, Any]) -> Manifest:
     known["files"] = tuple(ManifestFile(**file) for file in value["files"])
     known["tensors"] = tuple(ManifestTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in value["tensors"])
     return Manifest(**known)
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raises TypeError. The hash is no signature: anybody can make one over any values."""
+    texts = [manifest.id, manifest.run, manifest.state_digest, manifest.data_hash, manifest.ledger_hash, manifest.parent or ""]
+    counts = [manifest.step, manifest.attempt, manifest.generation, manifest.tokens, manifest.ledger_seq, *manifest.topology.values()]
+    for file in manifest.files:
+        texts += (file.name, file.xxh3_128, file.host)
+        counts += (file.num_bytes, file.rank + 1)  # -1 is nobody
+    for tensor in manifest.tensors:
+        texts += (tensor.key, tensor.dtype, tensor.digest)
+        counts += tensor.shape
+    tables = (manifest.config_hashes, manifest.topology, manifest.environment, manifest.cursor)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
+        raise TypeError("a text or a table is none")
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise TypeError("a count is none")
+
+
+def _refuse_odd_names(manifest: Manifest, *, where: str, hint: str) -> None:
+    """Names become paths and keys of objects: none may lead out of its folder, or stand twice."""
+    names = [file.name for file in manifest.files]
+    odd = [name for name in names if name != Path(name).name or "\0" in name or name in ("", "..", MANIFEST_NAME)]
+    if odd or parse_id(manifest.id) is None:
+        raise Corrupt(f"no name of a checkpoint or of a file in it: {odd[0] if odd else manifest.id!r}", where=where, hint=hint)
+    if len(set(names)) < len(names) or len({tensor.key for tensor in manifest.tensors}) < len(manifest.tensors):
+        raise Corrupt("a name stands in it twice", where=where, hint=hint)
 
 
 def checksum_bytes(data: bytes) -> str:

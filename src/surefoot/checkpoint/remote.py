@@ -242,7 +242,7 @@ def remote_manifest(store: ObjectStore, checkpoint: str) -> tuple[Manifest, byte
         raise Incomplete(f"{checkpoint} is not published there", where=str(store.url), hint=f"published: {there}", kind="missing")
     raw = store.read(f"{marker.folder}/{MANIFEST_NAME}")
     manifest = parse_manifest(raw, where=f"{store.url}/{marker.folder}/{MANIFEST_NAME}")
-    if manifest.hash != marker.manifest_hash:
+    if (manifest.hash, manifest.id) != (marker.manifest_hash, checkpoint):
         raise Corrupt("not the manifest that was published", where=f"{store.url}/{marker.folder}", kind="damaged")
     return manifest, raw
 

@@ -74,7 +74,7 @@ def transplant(source: Path, root: Path, *, checkpoint: str, run: str, generatio
 
 def _bring(source: Path, target: Path, file: ManifestFile) -> None:
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)  # what a symbolic link leads to, and not the link: that may lead nowhere tomorrow
         return
     except OSError:  # another file system, or one without links: then a copy
         target.unlink(missing_ok=True)

@@ -88,3 +88,40 @@ def test_a_folder_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     with pytest.raises(Incomplete):
         read_manifest(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "../1"},
+        {"step": -1},
+        {"run": None},
+        {"config_hashes": []},
+        {"topology": {"world_size": "2"}},
+        {"files": [{"name": "a", "num_bytes": -3, "xxh3_128": "0"}]},
+        {"tensors": [{"key": "model.w", "dtype": "float32", "shape": [-2], "digest": "0"}]},
+        {"tensors": [{"key": "model.w", "dtype": 3, "shape": [2], "digest": "0"}]},
+    ],
+)
+def test_a_value_of_another_type_is_refused_where_it_comes_in(manifest: Manifest, change: dict[str, object]) -> None:
+    with pytest.raises(Incompatible, match="wrong type"):
+        parse_manifest(_resealed(manifest, **change), where="here")
+
+
+@pytest.mark.parametrize(
+    "change", [{"id": "../s1-a1"}, {"id": "s" + "1" * 5000 + "-a1"}, {"files": [{"name": "../a", "num_bytes": 3, "xxh3_128": "0"}]}]
+)
+def test_a_name_that_leads_elsewhere_is_refused(manifest: Manifest, change: dict[str, object]) -> None:
+    with pytest.raises(Corrupt, match="no name of a checkpoint"):
+        parse_manifest(_resealed(manifest, **change), where="here")
+
+
+def test_a_file_or_a_tensor_that_stands_twice_is_refused(manifest: Manifest) -> None:
+    for twice in ({"files": [asdict(manifest.files[0])] * 2}, {"tensors": [asdict(manifest.tensors[0])] * 2}):
+        with pytest.raises(Corrupt, match="twice"):
+            parse_manifest(_resealed(manifest, **twice), where="here")
+
+
+def test_json_without_an_end_is_refused() -> None:
+    with pytest.raises(Corrupt, match="nested too deep"):
+        parse_manifest(b"[" * 100_000, where="here")

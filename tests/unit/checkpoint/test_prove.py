@@ -100,3 +100,8 @@ def test_the_rung_of_a_proof() -> None:
     assert replace(proof, world_size=3).rung is Rung.PROVEN
     assert replace(proof, ok=False, problems=(Problem("hole"),)).rung is None
     assert proof.event() == (Event.CHECKPOINT_LOADED, {"id": "s4-a1", "host": "h", "wall_s": 0.1, "world_size": 2})
+
+
+def test_a_job_may_be_larger_than_an_argument(copied: Path) -> None:
+    job = {"path": str(copied), "dim": 0, "expected": None, "budget_bytes": 1 << 20, "more": "x" * 200_000}
+    assert run_clean("surefoot.checkpoint.prove_rank", job, limit_s=LIMIT_S) == []

@@ -378,3 +378,12 @@ def test_is_whole_reads_the_bytes(tmp_path: Path) -> None:
     for content, whole in ((b"abc", True), (b"abd", False), (b"ab", False)):
         path.write_bytes(content)
         assert is_whole(path, file) is whole
+
+
+def test_a_file_that_nobody_wrote_is_mended_away(tmp_path: Path, store: ObjectStore) -> None:
+    folder = put_folder(tmp_path / "run")
+    copy_checkpoint(folder, store)
+    (folder / "core.123").write_bytes(b"a dump")
+    fetch(store, folder.name, into=folder.parent)
+    assert not (folder / "core.123").exists()
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]

@@ -76,3 +76,14 @@ def test_nothing_is_replaced_and_nothing_is_left(move: Move, tmp_path: Path) -> 
 def test_an_id_from_outside_meets_none() -> None:
     assert free_id(5, taken=()) == "s5-a0"
     assert free_id(5, taken={"s5-a0", "s5-a0-r1"}) == "s5-a0-r2"
+
+
+def test_what_a_link_leads_to_is_taken_and_not_the_link(move: Move, tmp_path: Path) -> None:
+    kept = Path(shutil.copytree(FROZEN, tmp_path / "blobs"))
+    source = tmp_path / "s4-a1"
+    source.mkdir()
+    for file in kept.iterdir():
+        (source / file.name).symlink_to(file)
+    move(source)
+    shutil.rmtree(kept)
+    assert verify(tmp_path / "checkpoints" / "s4-a0") == []
