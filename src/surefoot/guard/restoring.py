@@ -31,9 +31,11 @@ from surefoot.observe.interruptions import Interruptions, fold_interruptions
 from surefoot.observe.lineage import adoptable, candidates, fold_lineage
 from surefoot.observe.saves import commit_fields
 from surefoot.observe.wishes import Wish, open_wish
-from surefoot.tensors.world import World, broadcast_json, lead
+from surefoot.tensors.world import World, broadcast_json, lead, lead_long
 
 logger = logging.getLogger(__name__)
+
+_MAX_BEAT_S = 10.0  # a fetch takes minutes, and the other ranks are told that it goes on
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class Loader:
             return self._load(candidate)
         except CheckpointError as error:
             reason = str(error)
-            mended = lead(self.world, lambda: self._mend(candidate["id"], reason))
-            if not broadcast_json(self.world, mended):
+            beat_s = min(_MAX_BEAT_S, self.config.launch.collective_limit_s / 4)
+            if not lead_long(self.world, lambda: self._mend(candidate["id"], reason), beat_s=beat_s):
                 raise
         return self._load(candidate)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -146,6 +147,29 @@ def lead(world: World, part: Callable[[], T], *, unexpected: type[SurefootError]
             error.__cause__ = found
     if (agreed := agree_ok(world, error)) is not None:
         raise agreed
+    return result
+
+
+def lead_long(world: World, part: Callable[[], T], *, beat_s: float) -> T:
+    """Collective over the save group. As `lead` for a part of any length, its JSON result on every rank.
+
+    It runs in a thread of rank 0, which tells the others every `beat_s` that it is still at it: a collective waits for so long only.
+    """
+    pool = ThreadPoolExecutor(1) if world.leads else None
+    doing = pool.submit(part) if pool is not None else None
+
+    def look() -> list[T]:
+        assert doing is not None
+        wait([doing], timeout=beat_s)
+        return [doing.result()] if doing.done() else []
+
+    try:
+        while not (told := broadcast_json(world, lead(world, look))):
+            continue
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=False)
+    result: T = told[0]
     return result
 
 
