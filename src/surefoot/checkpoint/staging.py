@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -130,10 +130,10 @@ class _Moving:
 
 @dataclass(slots=True)
 class _Still:
-    """A part that lies in the slot already. `source` is kept where it must not change until the end."""
+    """A part that lies in the slot already. `live` is kept where it must not change until the end."""
 
     placed: Placed
-    source: Bytes | None = None
+    live: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -222,8 +222,8 @@ class Snapshot:
                 self._stages.moving.append(_Moving(placed, live, source, witness=b"" if source is None else _witness(source)))
                 continue
             self._tensor_in_slot(placed).copy_(live) if source is None else _copy_all(source, self._values(placed))
-            is_counter = source is not None and placed.part.key.startswith("optim.") and placed.part.key not in self._work.at_once
-            self._stages.still.append(_Still(placed, source if is_counter else None))
+            is_counter = placed.part.key.startswith("optim.") and placed.part.key not in self._work.at_once
+            self._stages.still.append(_Still(placed, live if is_counter else None))
         if not self._stages.moving:
             self._let_go()
 
@@ -262,14 +262,17 @@ class Snapshot:
         return _told(placed, digest=as_hex(digest.value), checksum=found)
 
     def _copy_from_device(self, moving: _Moving) -> dict[str, Any]:
-        """The digest is taken where the tensor is: a copy that went wrong on the way is found when the file is read back as tensors."""
+        """The digest is taken where the tensor is, before and after: a copy that went wrong on the way is found by whoever loads it."""
         assert self._copies is not None
         self._check_stop()
         placed = moving.placed
         with self._copies.using():
             digest = box_digest(moving.live, global_shape=placed.part.global_shape, offsets=placed.part.offsets)
             self._tensor_in_slot(placed).copy_(moving.live, non_blocking=True)
+            after = box_digest(moving.live, global_shape=placed.part.global_shape, offsets=placed.part.offsets)
         self._copies.finish()
+        if after != digest:
+            raise self._torn(placed.part.key)
         return _told(placed, digest=as_hex(digest), checksum=xxhash.xxh3_128_hexdigest(self._values(placed).data))
 
     def _hash_still(self, still: _Still) -> dict[str, Any]:
@@ -283,8 +286,16 @@ class Snapshot:
         if self._work.updates() != self._updates:
             raise self._torn("the count of updates")
         for still in self._stages.still:
-            if still.source is not None and not np.array_equal(still.source, self._values(still.placed)):
+            if still.live is not None and not np.array_equal(self._bytes_now(still.live), self._values(still.placed)):
                 raise self._torn(still.placed.part.key)
+
+    def _bytes_now(self, live: torch.Tensor) -> Bytes:
+        if (found := bytes_of(live)) is not None:
+            return found
+        host = torch.empty(live.shape, dtype=live.dtype)
+        with self._copies.using() if self._copies is not None else nullcontext():
+            host.copy_(live)
+        return host.view(-1).view(torch.uint8).numpy()
 
     def _torn(self, what: str) -> Torn:
         return Torn(
@@ -299,7 +310,7 @@ class Snapshot:
         self._work = replace(self._work, tensors={})
         self._stages.moving.clear()
         for still in self._stages.still:
-            still.source = None
+            still.live = None
         self._read.set()
 
     def _check_stop(self) -> None:

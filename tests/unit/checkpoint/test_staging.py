@@ -273,6 +273,34 @@ def test_copies_follow_the_loop_and_are_waited_for(tmp_path: Path, slot: Slot, m
     assert all(torch.equal(loaded[key], tensor) for key, tensor in state.tensors.items())
 
 
+def test_a_value_on_a_device_that_changes_while_it_is_copied_tears_it(slot: Slot, make_draft: Draft, world: World) -> None:
+    base, over = torch.zeros(3_000_000), threading.Event()
+
+    def change() -> None:
+        while not over.is_set():
+            base[1_000_001:1_000_003] += 1
+
+    snapshot = snapshot_of(slot, LiveState({"model.a": torch._neg_view(base)}), make_draft(), world, copies=Copies())
+    thread = threading.Thread(target=change)
+    thread.start()
+    snapshot.run()
+    over.set()
+    thread.join()
+    assert isinstance(snapshot.error, Torn)
+    assert snapshot.error.values["tensor"] == "model.a"
+
+
+def test_a_counter_on_a_device_gives_a_step_away(slot: Slot, make_draft: Draft, world: World) -> None:
+    """As those of a fused optimizer, which nothing else betrays when it steps before the first digest is taken."""
+    base = torch.ones(1)
+    state = LiveState({**on_a_device().tensors, "optim.a.step": torch._neg_view(base)})
+    snapshot = snapshot_of(slot, state, make_draft(), world, copies=Copies())
+    base += 1
+    snapshot.run()
+    assert isinstance(snapshot.error, Torn)
+    assert snapshot.error.values["tensor"] == "optim.a.step"
+
+
 def test_an_error_of_the_device_is_told_and_nothing_is_handed_on(slot: Slot, make_draft: Draft, world: World) -> None:
     copies = Copies()
     copies.error = RuntimeError("CUDA error: an illegal memory access was encountered")
