@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.durable import fsync_dir, fsync_file
 from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
-from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url
+from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url, without_credentials
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
@@ -288,7 +288,7 @@ def _without_secrets(text: str) -> str:
     for name in _SECRETS:
         if value := os.environ.get(name):
             text = text.replace(value, f"<{name}>")
-    return text
+    return without_credentials(text)  # an endpoint may carry some
 
 
 def kind_of(error: CheckpointError) -> Any:
