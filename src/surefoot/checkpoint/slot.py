@@ -170,8 +170,8 @@ class Slot:
         serial = self._serial() + 1
         grow(self.fd, PAGE_BYTES + header.image_bytes + extra_bytes)
         image = self._map(header.image_bytes)[: header.image_bytes]
+        self._write_area(_RANK_AREA, _rank_part(header), serial=serial)  # first: who sees STAGING sees whose it is
         self._switch(SlotState.STAGING)
-        self._write_area(_RANK_AREA, _rank_part(header), serial=serial)
         return image
 
     def staged(self, index: Mapping[str, Any]) -> None:

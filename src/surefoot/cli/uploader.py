@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from surefoot.checkpoint.slot import Slot, SlotState
 from surefoot.checkpoint.slot_pool import slots_handed_over
@@ -17,7 +18,8 @@ from surefoot.core.clock import SystemClock
 from surefoot.core.errors import CheckpointError, PeerLost
 from surefoot.guard.account import Account
 from surefoot.launch.aide_duty import Duty
-from surefoot.observe.ledger import LEDGER_NAME, Ledger
+from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
+from surefoot.observe.lineage import fold_counters
 from surefoot.observe.run_dir import CONFIG_NAME
 
 logger = logging.getLogger(__name__)
@@ -30,14 +32,20 @@ def give_up_older(slots: Sequence[Slot], *, generation: int) -> None:
     """What ranks of an older generation left here could not be brought home before this one began. It stays lost: the run has gone on
     without it, and whoever resumed may sweep away the folder that it would be written to."""
     for slot in slots:
-        header = slot.header()
+        state, header = slot.state(), slot.header()  # in this order: a live rank writes its header before it begins to stage
         if header is not None and header.generation >= generation:
             continue
-        if slot.state() in (SlotState.STAGED, SlotState.UPLOADING):
+        if state in (SlotState.STAGED, SlotState.UPLOADING):
             logger.warning("%s of generation %d is given up", slot, header.generation if header else 0)
             slot.failed(CheckpointError("not committed before the next generation began", where=header.id if header else str(slot)))
-        elif slot.state() is SlotState.STAGING:
+        elif state is SlotState.STAGING:
             slot.reset()
+
+
+def generation_to_tell_under(ledger: Path, *, own: int) -> int:
+    """Never one that the agent has not opened yet: a line of a later generation would fence the agent itself, which may still have to say
+    how the one before ended. What is left over of a drain is told in between."""
+    return min(own, fold_counters(read_ledger(ledger)).generation)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(duty.run_dir / CONFIG_NAME).config
     ledger = Ledger(duty.run_dir / LEDGER_NAME, clock=SystemClock(), by="uploader")
     root = duty.run_dir / "checkpoints"
-    account = Account(ledger, config=config, root=root, generation=lambda: duty.generation)
+    account = Account(ledger, config=config, root=root, generation=lambda: generation_to_tell_under(ledger.path, own=duty.generation))
     slots = slots_handed_over()
     give_up_older(slots, generation=duty.generation)
     uploader = Uploader(
