@@ -44,8 +44,6 @@ KINDS = (
 ).split()
 _CALL = re.compile(r"(?:(\d+) +)?(\w+)\((.*)")
 EFFECTS = ["signal=KILL", "error=ENOSPC", "error=EDQUOT", "error=EIO"]
-_TEMPORARY = "an uploader killed in write_atomic leaves its temporary file, and the next one publishes it: read back as an extra file"
-KILLED_UPLOADER = pytest.param("signal=KILL", marks=pytest.mark.xfail(strict=True, reason=_TEMPORARY))
 _LIMIT_S = 60.0  # against a hang: everything here takes a second or two
 
 
@@ -383,7 +381,7 @@ def test_refused_once_at_each_kind_of_call(programs: Programs, undisturbed: Undi
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("effect", [KILLED_UPLOADER, "error=EDQUOT"])
+@pytest.mark.parametrize("effect", ["signal=KILL", "error=EDQUOT"])
 def test_an_uploader_disturbed_at_each_kind_of_call(programs: Programs, upload_points: list[Point], tmp_path: Path, effect: str) -> None:
     disturb_one = partial(disturb_upload, programs, tmp_path, effect=effect)
     disturb_all(lambda point: disturb_one(point=point), points=sample(upload_points, number=0), effect=effect)
@@ -399,7 +397,7 @@ def test_disturbed_at_every_call(programs: Programs, undisturbed: Undisturbed, t
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("effect", [KILLED_UPLOADER, *EFFECTS[1:]])
+@pytest.mark.parametrize("effect", EFFECTS)
 def test_an_uploader_disturbed_at_every_call(programs: Programs, upload_points: list[Point], tmp_path: Path, effect: str) -> None:
     disturb_one = partial(disturb_upload, programs, tmp_path, effect=effect)
     disturb_all(lambda point: disturb_one(point=point), points=upload_points, effect=effect)

@@ -150,6 +150,8 @@ def publish(root: Path, scratch: Path, *, index: Mapping[str, Any], header: Slot
     )
     for rank in range(header.world_size):
         _take(scratch / part_name(rank))
+    for left in scratch.glob(".*.tmp"):
+        left.unlink(missing_ok=True)  # of an uploader that was killed while it wrote a small file; nobody writes here any more
     write_atomic(scratch / METADATA_NAME, metadata)
     write_atomic(scratch / EXTRAS_NAME, extras)
     write_atomic(scratch / MANIFEST_NAME, manifest_bytes(manifest))  # last: what it names is durable before the rename
