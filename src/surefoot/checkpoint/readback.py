@@ -5,20 +5,26 @@ What the bytes mean, tensor by tensor, is for `verify`.
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
+
+import xxhash
 
 from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from surefoot.checkpoint.sources import FolderSource, check_bytes
 from surefoot.core.errors import CheckpointError, Incomplete
 from surefoot.core.records import Manifest, ManifestFile, Problem
 
+READ_BYTES = 4 << 20
+
 
 def verify_files(path: Path, *, expected_hash: str | None = None, from_storage: bool = True) -> list[Problem]:
     """Local. Everything that is wrong with manifest, listing and checksums of the checkpoint folder `path`; reads every byte.
 
     `expected_hash` is the hash of the manifest that was written. With `from_storage` the page cache is dropped first, as far as the system
-    lets it, so that it is the disk that answers.
+    lets it, and gone around where the file system takes that, so that it is the disk that answers.
     """
     if from_storage and path.is_dir():
         drop_cached(path)
@@ -32,9 +38,76 @@ def verify_files(path: Path, *, expected_hash: str | None = None, from_storage: 
         return [Problem(kind="bad-manifest", file=MANIFEST_NAME, detail=f"hash {manifest.hash}, written {expected_hash}")]
     problems = check_listing(path, manifest)
     unusable = {problem.file for problem in problems}
+    files = [file for file in manifest.files if file.name not in unusable]
+    if from_storage:
+        with StorageSource(path) as storage:
+            return problems + [problem for file in files if (problem := check_bytes(file, storage)) is not None]
     with FolderSource(path) as folder:
-        checked = (check_bytes(file, folder) for file in manifest.files if file.name not in unusable)
-        return problems + [problem for problem in checked if problem is not None]
+        return problems + [problem for file in files if (problem := check_bytes(file, folder)) is not None]
+
+
+class StorageSource:
+    """The files of a folder as storage has them: read past the page cache where the file system takes that. Close it, or use a `with`."""
+
+    name = "disk"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pages = mmap.mmap(
+            -1, READ_BYTES
+        )  # such reads want whole pages, and touching fresh ones for each would cost more than they do
+        self._view = memoryview(self._pages)
+
+    def has(self, file: ManifestFile) -> bool:
+        return (self._folder / file.name).is_file()
+
+    def read_into(self, file: ManifestFile, *, offset: int, buffer: memoryview) -> None:
+        with FolderSource(self._folder) as folder:
+            folder.read_into(file, offset=offset, buffer=buffer)
+
+    def checksum(self, file: ManifestFile) -> str:
+        """xxh3_128 over as many bytes as the manifest says."""
+        fd, direct = _open_direct(self._folder / file.name)
+        digest = xxhash.xxh3_128()
+        done = 0
+        try:
+            while done < file.num_bytes:
+                try:
+                    num_bytes = os.preadv(fd, [self._view], done)
+                except OSError as error:
+                    if not direct or error.errno != errno.EINVAL:
+                        raise
+                    os.close(fd)  # it takes the flag but not this read
+                    fd, direct = os.open(self._folder / file.name, os.O_RDONLY), False
+                    continue
+                if not num_bytes:
+                    raise Incomplete(f"it ends at byte {done}", where=file.name)
+                taken = min(num_bytes, file.num_bytes - done)
+                digest.update(self._view[:taken])
+                done += taken
+        finally:
+            os.close(fd)
+        return str(digest.hexdigest())
+
+    def close(self) -> None:
+        self._view.release()
+        self._pages.close()
+
+    def __enter__(self) -> StorageSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open_direct(path: Path) -> tuple[int, bool]:
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECT), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return os.open(path, os.O_RDONLY), False
 
 
 def check_listing(path: Path, manifest: Manifest) -> list[Problem]:

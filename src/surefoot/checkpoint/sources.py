@@ -50,6 +50,15 @@ class ProvenParts(Protocol):
         ...
 
 
+@runtime_checkable
+class HashesItself(Protocol):
+    """A source with a cheaper way to the checksum of a whole file than `read_into`, piece by piece."""
+
+    def checksum(self, file: ManifestFile) -> str:
+        """xxh3_128 over as many bytes as the manifest says. Raises CheckpointError or OSError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which source serves a file, and what was wrong with those before it. No source: `problems` says why."""
@@ -189,7 +198,7 @@ def check_bytes(file: ManifestFile, source: FileSource) -> Problem | None:
 
 def checksum(file: ManifestFile, source: FileSource, *, chunk_bytes: int = CHUNK_BYTES) -> str:
     """xxh3_128 over as many bytes of the file as the manifest says."""
-    if isinstance(source, SlotSource):
+    if isinstance(source, HashesItself):
         return source.checksum(file)
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(chunk_bytes, file.num_bytes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,17 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from surefoot.checkpoint.commit import save
 from surefoot.checkpoint.dcp import dcp_errors
 from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from surefoot.checkpoint.planner import StrictLoadPlanner
-from surefoot.checkpoint.readback import verify_files
+from surefoot.checkpoint.readback import READ_BYTES, StorageSource, verify_files
 from surefoot.checkpoint.reader import Reader
 from surefoot.checkpoint.restore import Loaded, load
 from surefoot.checkpoint.slot import Slot
-from surefoot.checkpoint.sources import FileSource, FolderSource, SlotSource, choose
+from surefoot.checkpoint.sources import FileSource, FolderSource, SlotSource, check_bytes, choose
 from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.verify import read_metadata
 from surefoot.core.errors import CheckpointError, Corrupt, Incomplete
@@ -231,3 +233,32 @@ def test_neither_sources_nor_read_back_load_torch() -> None:
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, READ_BYTES, READ_BYTES + 7, 3 * READ_BYTES])
+def test_storage_is_read_to_the_last_byte_whatever_the_size(tmp_path: Path, num_bytes: int) -> None:
+    raw = os.urandom(num_bytes)
+    (tmp_path / "file").write_bytes(raw)
+    file = ManifestFile("file", num_bytes, xxhash.xxh3_128_hexdigest(raw))
+    with StorageSource(tmp_path) as storage:
+        assert check_bytes(file, storage) is None
+        longer = check_bytes(replace(file, num_bytes=num_bytes + 1), storage)
+        assert longer is not None
+        assert "it ends at byte" in longer.detail
+        buffer = bytearray(num_bytes)
+        storage.read_into(file, offset=0, buffer=memoryview(buffer))
+        assert buffer == raw
+
+
+def test_storage_without_direct_reads_is_read_too(tmp_path: Path) -> None:
+    """Memory file systems refuse the flag, or the read, depending on the kernel."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        pytest.skip("no memory file system here: the fallback was NOT tested")
+    path = shared / f"surefoot-test-{os.getpid()}"
+    path.write_bytes(b"abc")
+    try:
+        with StorageSource(shared) as storage:
+            assert check_bytes(ManifestFile(path.name, 3, xxhash.xxh3_128_hexdigest(b"abc")), storage) is None
+    finally:
+        path.unlink()
