@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.checkpoint.commit import save
+from surefoot.checkpoint.commit import prepare, save
+from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.restore import load
+from surefoot.checkpoint.save_plan import SavePlans
+from surefoot.checkpoint.slot import Slot
+from surefoot.checkpoint.staging import CudaCopies, Snapshot
 from surefoot.checkpoint.state import collect
+from surefoot.checkpoint.upload import Uploader
 from surefoot.checkpoint.verify import verify
 from surefoot.core.records import Manifest
 from surefoot.tensors.world import single_world
@@ -78,3 +83,29 @@ def test_the_random_stream_of_the_device_goes_on_where_it_was(device: torch.devi
     torch.cuda.manual_seed(99)
     training.load(tmp_path / "s10-a1")
     assert torch.equal(torch.rand(8, device=device), expected)
+
+
+def test_a_snapshot_taken_beside_the_loop_has_the_bits_at_its_beginning(device: torch.device, tmp_path: Path) -> None:
+    """Work is still enqueued when the save begins, and the loop goes on computing; the copies come in between."""
+    training = Training(device, num_steps=3)
+    copies = CudaCopies(device) if device.type == "cuda" else None
+    waited_for = training.save(tmp_path)
+    slot = Slot.create(rank=0, number=0)
+    for name in ("s11-a1", "s12-a1"):  # the second time the pages are locked already
+        state = collect(training.model, training.optimizer)
+        work = prepare(draft(name), state=state, extras={"cursor": {}}, world=training.world, plans=SavePlans(), overlap=True)
+        snapshot = Snapshot(slot, work, copies=copies)
+        snapshot.begin()
+        snapshot.start()
+        busy = torch.randn(1000, 1000, device=device)
+        for _ in range(20):
+            busy = busy @ busy / busy.norm()
+        snapshot.wait(limit_s=60)
+        snapshot.join(limit_s=60)
+        assert snapshot.error is None
+        assert Uploader(tmp_path, [slot], limit_s=60).drain(limit_s=60) == []
+        assert verify(tmp_path / name) == []
+        assert read_manifest(tmp_path / name).state_digest == waited_for.state_digest
+    if copies is not None:
+        copies.close()
+    slot.close()
