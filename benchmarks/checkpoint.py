@@ -76,7 +76,7 @@ TARGETS = (
     Target("blocked with overlap / one warm memcpy", 0.25, lambda r: r["blocked_overlap_s"] / r["memcpy_state_s"], ("blocked_overlap_s",)),
     Target("CPU of a save / dcp.save(sync_files=True)", 1.2, lambda r: r["save_cpu_s"] / r["dcp_save_cpu_s"], ("save_cpu_s",)),
     Target(
-        "CPU of a save and its read-back / dcp.save", 1.2, lambda r: r["proven_save_cpu_s"] / r["dcp_save_cpu_s"], ("proven_save_cpu_s",)
+        "CPU of a save and its read-back / dcp.save", None, lambda r: r["proven_save_cpu_s"] / r["dcp_save_cpu_s"], ("proven_save_cpu_s",)
     ),
     Target(
         "extra wall of steps / (CPU-seconds of the save / cores)", 1.3, lambda r: r["extra_wall_s"] / r["fair_share_s"], ("extra_wall_s",)
@@ -353,14 +353,20 @@ def measure_steps(bench: Bench, *, flip: bool) -> dict[str, float]:
         took = {name: run() for name, run in ordered(runs, flip=flip)}
         uploader.stdin.close()
         upload_cpu_s = float(uploader.stdout.readline())
-    save_cpu_s = took["saving"].cpu_s - took["quiet"].cpu_s + upload_cpu_s
+    with timed() as staging:  # what it takes by itself: beside the steps, threads that wait for each other burn more than the save needs
+        snapshot = bench.snapshot(overlap=True, slot=bench.slots[0])
+        snapshot.join(limit_s=LIMIT_S)
+    refuse(snapshot.error)
+    bench.slots[0].begin_upload()
+    bench.slots[0].reset()
     return {
         "quiet_steps_s": took["quiet"].wall_s,
         "saving_steps_s": took["saving"].wall_s,
         "extra_wall_s": took["saving"].wall_s - took["quiet"].wall_s,
-        "steps_save_cpu_s": save_cpu_s,
+        "extra_cpu_s": took["saving"].cpu_s - took["quiet"].cpu_s + upload_cpu_s,
+        "staging_cpu_s": staging.cpu_s,
         "upload_cpu_s": upload_cpu_s,
-        "fair_share_s": save_cpu_s / (os.cpu_count() or 1),
+        "fair_share_s": (staging.cpu_s + upload_cpu_s) / (os.cpu_count() or 1),
     }
 
 
