@@ -157,7 +157,8 @@ class Guard:
     def begin(self) -> Go | Leave:
         """Local. Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good.
 
-        Collective over the world when a replay differed: then the state is that of an older checkpoint afterwards, at its step.
+        Collective over the world when a replay differed: then the state is that of an older checkpoint afterwards, at its step. And at the
+        end, where the last save must have come back from storage.
         """
         if not self._restored:
             raise SurefootError(
@@ -323,7 +324,7 @@ class Guard:
             return None
 
     def _finish_run(self) -> None:
-        self._saver.await_read_back()
+        self._saver.save_for_good()
         self._recorder.ledger(Event.RUN_FINISHED, fields={"state_digest": self._saver.last_digest, "checkpoint": self._saver.last_id})
         self._leave = Leave(0, "finished")
 

@@ -253,17 +253,36 @@ class Saver:
             if self._await(save) is None:
                 self._committed(save)
 
-    def await_read_back(self) -> None:
-        """Local. On rank 0: until storage gave back the newest commit, or not; bounded by `checkpoint.upload_limit_s`."""
+    def save_for_good(self) -> None:
+        """Collective over the save group. The last commit stands when storage gave it back; one that came back damaged is saved again.
+
+        Raises CheckpointError when each of `checkpoint.max_save_tries` came back damaged: a finished run must not stand on such a one.
+        """
+        for _ in range(self._section.max_save_tries):
+            if not broadcast_json(self._world, self._came_back_damaged()):
+                return
+            self.save(reason="storage gave back other bytes than the last save wrote")
+        if broadcast_json(self._world, self._came_back_damaged()):
+            raise CheckpointError(
+                f"the last {self._section.max_save_tries} saves were written, but storage gave back other bytes",
+                where=self.last_id or "",
+                hint="the disk, its cable or its driver is at fault: another [run] dir on another disk, or older checkpoints, are safer",
+            )
+
+    def _came_back_damaged(self) -> bool:
+        """Local. On rank 0: wait until storage gave back the newest commit, at most `checkpoint.upload_limit_s`; whether it is damaged."""
         if not self._world.leads or self._committed_slot is None:
-            return
+            return False
         slot, checkpoint = self._committed_slot
         deadline_s = self._clock.monotonic_s() + self._section.upload_limit_s
         while self._clock.monotonic_s() < deadline_s and not self._uploads_are_gone():
             header = slot.header()
-            if header is None or header.id != checkpoint or header.read_back:
-                return
+            if header is None or header.id != checkpoint:
+                return False
+            if header.read_back:
+                return header.read_back == "damaged"
             self._clock.sleep(0.005)
+        return False
 
     def close(self, *, in_order: bool, read_back: bool) -> None:
         """Local. Let staging and uploads of this process end. Where an agent has the slots, it goes on with what is staged."""
