@@ -96,9 +96,9 @@ def test_one_killed_in_mid_upload_is_followed_by_one_that_begins_it_anew(start: 
 
 def test_one_killed_in_mid_upload_together_with_the_ranks(start: Callable[..., Any]) -> None:
     """The next uploader finishes for the dead ones before the next ranks begin."""
-    agent = start(num_steps=150, save_every=100, image_bytes=LARGE, step_s=0.02)
+    agent = start(num_steps=190, save_every=100, image_bytes=LARGE, step_s=0.02)
     pid = stop_in_mid_upload(agent)
-    live = agent.stepping()
+    live = agent.stepping(step=100)  # both have staged: what one of them still fills would die with it
     for victim in (pid, *(rank.pid for rank in live.ranks)):
         os.kill(victim, signal.SIGKILL)
     assert agent.wait() == 0

@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         account.write()
         request = duty.wait(0.0 if worked else _LOOK_INTERVAL_S)
         if request is not None:
-            failures = uploader.drain(limit_s=request.limit_s, ranks_are_gone=True)
+            # The ranks of the next generation wait for commits; what is read back meanwhile they need not wait for.
+            failures = uploader.drain(limit_s=request.limit_s, ranks_are_gone=True, read_back=False)
             if not account.write():
                 failures.append("the ledger could not be written: the next restore adopts what it lacks")
             duty.drained(request, failures=failures)
