@@ -57,6 +57,8 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint folder `path`, its own hash verified. Raises Incomplete, Corrupt or Incompatible."""
     file = path / MANIFEST_NAME
     try:
+        if not file.is_file():  # a pipe would keep its reader waiting
+            raise FileNotFoundError(file)
         raw = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Incomplete(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -288,7 +287,9 @@ def manifest_positions(run_dir: Path) -> list[tuple[int, str, str]]:
     """(ledger_seq, ledger_hash, id) of every readable manifest of the run; what ails the others is for `checkpoint verify` to say."""
     positions = []
     for path in sorted(run_dir.glob("checkpoints/*/manifest.json")):
+        if not path.is_file():
+            continue  # a pipe would keep its reader waiting
         with suppress(OSError, ValueError, KeyError, TypeError):
-            raw = json.loads(path.read_bytes())
+            raw = strict_json.loads(path.read_bytes())
             positions.append((int(raw["ledger_seq"]), str(raw["ledger_hash"]), str(raw["id"])))
     return positions

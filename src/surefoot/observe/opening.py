@@ -24,7 +24,8 @@ def open_ledger(run_dir: Path, *, clock: Clock, by: str) -> tuple[Ledger, list[L
         raise Corrupt(
             f"the ledger is not what was written, from entry {check.first_bad} on: {check.detail}",
             where=str(path),
-            hint="put back a copy of it; without one, another [run] dir starts anew (the checkpoints stay readable by stock torch)",
+            hint="put back a copy of it; without one, another [run] dir starts anew (the checkpoints stay readable by stock torch). "
+            "A checkpoint of another run that was copied into checkpoints/ looks like this too: `surefoot checkpoint import` takes it in",
             first_bad=check.first_bad,
         )
     return Ledger(path, clock=clock, by=by), read_ledger(path)

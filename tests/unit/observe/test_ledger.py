@@ -279,9 +279,11 @@ def test_manifest_positions_leave_out_what_cannot_be_read(tmp_path: Path) -> Non
         ("s2-a1", "{"),
         ("s3-a1", "[]"),
         ("s4-a1", None),
+        ("s5-a1", "[" * 200_000),
     ):
         folder = tmp_path / "checkpoints" / name
         folder.mkdir(parents=True)
         if text is not None:
             (folder / "manifest.json").write_text(text)
+    os.mkfifo(tmp_path / "checkpoints" / "s4-a1" / "manifest.json")  # nobody will ever write into it
     assert manifest_positions(tmp_path) == [(3, "ab", "s1-a1")]
