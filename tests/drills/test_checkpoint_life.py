@@ -226,6 +226,7 @@ def test_an_export_is_read_back(place: Path, format_: str) -> None:
         (("branch", "runs/tiny", "--dir", "new", "--from", "x", "train.num_steps=20"), "no checkpoint 'x'"),
         (("branch", "runs/tiny", "--dir", "new"), "nothing would be trained"),
         (("branch", "runs/tiny", "--dir", "new", "run.seed=3", "train.num_steps=20"), "[run] seed decides the order"),
+        (("branch", "runs/tiny", "--dir", "new", "model.num_layers=3", "train.num_steps=20"), "another shape"),
         (("branch", "runs/tiny", "--dir", "data", "train.num_steps=20"), "there is something already"),
         (("branch", "runs/tiny", "--dir", "new", "train.nun_steps=20"), "nun_steps"),
         (("import", "runs/tiny", "runs/tiny"), "a checkpoint of this run already"),

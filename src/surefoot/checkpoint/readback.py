@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
@@ -132,12 +133,16 @@ def check_file(path: Path, file: ManifestFile) -> Problem | None:
 
 
 def drop_cached(path: Path) -> None:
-    """Ask the system to forget what it has in memory of the files in the folder `path`; what was not written yet is written first."""
+    """Ask the system to forget what it has in memory of the files in the folder `path`; what was not written yet is written first.
+
+    A system that refuses says nothing about the bytes: the read that follows finds out what is there.
+    """
     for entry in sorted(path.iterdir()) if hasattr(os, "posix_fadvise") else ():
         if entry.is_file():
             fd = os.open(entry, os.O_RDONLY)
             try:
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                with suppress(OSError):
+                    os.fsync(fd)
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +13,15 @@ import typer
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.cli.checkpoint_branch import branch_
 from surefoot.cli.checkpoint_export import export_
-from surefoot.cli.checkpoint_find import SCHEMA_VERSION, as_json, describe, find
+from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, as_json, describe, find
 from surefoot.cli.checkpoint_import import import_
 from surefoot.cli.checkpoint_list import list_
 from surefoot.cli.checkpoint_prove import prove_
+from surefoot.cli.ledgering import tell
 from surefoot.core import strict_json
-from surefoot.core.errors import ConfigError
+from surefoot.core.errors import ConfigError, SurefootError
+from surefoot.core.events import Event
+from surefoot.core.records import Problem
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, prove, move and export checkpoints.")
 app.command("list")(list_)
@@ -32,12 +38,16 @@ def verify_(
 ) -> None:
     """Read every byte of a checkpoint and compare it with what was written. Exit 1 when something differs.
 
+    Of a run's checkpoint the ledger remembers damage, and that a damaged one is well again.
+
     Examples: surefoot checkpoint verify runs/quickstart | surefoot checkpoint verify copies/s500-a1 --json
     """
     from surefoot.checkpoint.verify import verify
 
     found = find(path)
+    started_s = time.monotonic()
     problems = [*found.problems, *verify(found.folder)]
+    _remember(found, problems, wall_s=time.monotonic() - started_s)
     if json_output:
         answer = {
             "schema_version": SCHEMA_VERSION,
@@ -90,6 +100,18 @@ def audit_(
         typer.echo("\n".join([*(describe(problem) for problem in found.problems), *unread, *found.notes, f"{path}: {found.summary()}"]))
     if found.problems:
         raise typer.Exit(1)
+
+
+def _remember(found: Found, problems: Sequence[Problem], *, wall_s: float) -> None:
+    """The answer is given in any case: a ledger that cannot be written is told of beside it."""
+    if found.run_dir is None or found.ref is None or not (problems or found.ref.damaged):
+        return
+    fields: dict[str, object] = {"id": found.id, "host": socket.gethostname(), "wall_s": round(wall_s, 3), "by": "verify"}
+    event = Event.CHECKPOINT_DAMAGED if problems else Event.CHECKPOINT_VERIFIED
+    try:
+        tell(found.run_dir, event, rule="checkpoint verify", fields=fields | ({"problems": list(problems)} if problems else {}))
+    except (OSError, SurefootError) as error:
+        typer.echo(f"note: the ledger does not remember this: {error}", err=True)
 
 
 def _summary(folder: Path) -> str:

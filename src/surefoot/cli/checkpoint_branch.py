@@ -19,6 +19,8 @@ from surefoot.core.durable import fsync_dir, write_atomic
 from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, Manifest
+from surefoot.core.sections import RunConfig
+from surefoot.model.sizes import resolve_sizes
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, require_run
 
 
@@ -87,6 +89,7 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
     source = read_manifest(found.folder)
     changes = diff_sections(parent.config, loaded.config)
     _refuse_what_does_not_fit(changes, step=source.step, num_steps=loaded.config.train.num_steps)
+    _refuse_other_shape(changes, parent.config, loaded.config)
     hashes = section_hashes(loaded.config) | code_hashes(loaded.config)
     building = new_dir.absolute().with_name(f".{new_dir.name}.branching")
     shutil.rmtree(building, ignore_errors=True)
@@ -118,6 +121,17 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
         shutil.rmtree(building, ignore_errors=True)
         raise
     return new
+
+
+def _refuse_other_shape(changes: Sequence[tuple[str, str, object, object]], old: RunConfig, new: RunConfig) -> None:
+    """The vocabulary is the checkpoint's: what it is decides nothing here, so any size does for the comparison."""
+    shaped = [f"[{section}] {key} was {before!r}, is {now!r}" for section, key, before, now in changes if section == "model"]
+    if not shaped or old.model.factory or new.model.factory:
+        return
+    vocab_size = old.model.vocab_size or 1 << 10
+    if resolve_sizes(old.model, vocab_size) != resolve_sizes(new.model, vocab_size):
+        what = f"the model would have another shape, which the checkpoint does not fit: {', '.join(shaped)}"
+        raise ConfigError(what, where="overrides", hint="leave it as it was, or start a run from step 0")
 
 
 def _refuse_what_does_not_fit(changes: Sequence[tuple[str, str, object, object]], *, step: int, num_steps: int) -> None:

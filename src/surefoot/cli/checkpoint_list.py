@@ -15,7 +15,7 @@ from surefoot.checkpoint.manifest import parse_id
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, lineage_of, manifest_or_none, unledgered
 from surefoot.core import strict_json
 from surefoot.core.errors import CheckpointError, ConfigError
-from surefoot.core.records import CheckpointRef, ManifestFile
+from surefoot.core.records import CheckpointRef, ManifestFile, Rung
 from surefoot.core.units import show_bytes
 from surefoot.heal.contamination import Contamination, WayBack, contaminated
 from surefoot.observe.lineage import Lineage, Look
@@ -86,6 +86,7 @@ def _row(ref: CheckpointRef, root: Path, lineage: Lineage, *, shards: bool, affe
         "path": str(root / ref.id),
         "read_back": ref.read_back,
         "damaged": ref.damaged,
+        "rejected": ref.id in lineage.rejected,
     }
     if shards:
         row["shards"] = _shards(root / ref.id, lineage.looks.get(ref.id, ()))
@@ -146,9 +147,13 @@ def _window_row(found: Contamination) -> dict[str, Any]:
     }
 
 
+_MARKS = {"suspect": "suspect", "damaged": "damaged", "rejected": "rejected", "contaminated": "in the window"}
+
+
 def _lines(row: Mapping[str, Any]) -> list[str]:
-    marked = [mark for mark in ("suspect", "damaged", "contaminated") if row.get(mark)]
-    marks = " ".join([row["lineage"], row["rung"], *marked])
+    marked = [word for mark, word in _MARKS.items() if row.get(mark)]
+    read_back = ["read-back"] if row["read_back"] and row["rung"] == Rung.COMMITTED and not row["damaged"] else []
+    marks = " ".join([row["lineage"], row["rung"], *read_back, *marked])
     line = f"{row['id']:<16} step {row['step']:<8} {show_bytes(row['bytes']):>10}  {marks:<20} {row['state_digest']}  {row['path']}"
     return [line, *(_shard_line(shard) for shard in row.get("shards", ()))]
 

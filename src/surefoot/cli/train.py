@@ -359,7 +359,8 @@ def _say_next(run_dir: Path) -> None:
     say("what to do next:")
     say(f"  {_command()} status {shown}                 where it stands")
     say(f"  {_command()} checkpoint list {shown}        what was kept")
-    say(f"  {_command()} checkpoint verify {shown}      prove the newest one")
+    say(f"  {_command()} checkpoint verify {shown}      read every byte of the newest one again")
+    say(f"  {_command()} checkpoint prove {shown}       load it in clean processes that never saw the training")
     say(f"  {_command()} ledger {shown} --verify        the history, checked line by line")
 
 

@@ -274,10 +274,12 @@ class Recovery:
                 where=str(self._root),
                 hint="the same command without --resume-from goes on from the newest",
             )
+        untried = f"not tried, because they are abandoned or suspect: {', '.join(found.left_out)}; " if found.left_out else ""
+        way_on = f"`surefoot train RUN --resume-from {found.left_out[-1]} --yes` goes on from one of them; " if found.left_out else ""
         return CheckpointError(
-            f"none of the {len(rejected)} checkpoints of this run loads; the newest: {rejected[0]}",
+            f"none of the {len(rejected)} checkpoints of this run loads; {untried}the newest: {rejected[0]}",
             where=str(self._root),
-            hint="`surefoot checkpoint verify` names what is damaged in each; another [run] dir starts anew",
+            hint=f"{way_on}`surefoot checkpoint verify` names what is damaged in each; another [run] dir starts anew",
         )
 
     def _facts(self) -> Facts:

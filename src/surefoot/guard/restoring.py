@@ -40,12 +40,14 @@ _MAX_BEAT_S = 10.0  # a fetch takes minutes, and the other ranks are told that i
 
 @dataclass(frozen=True)
 class Survey:
-    """What ledger and folder say at a start, the same on all ranks. `candidates` are {id, state_digest}, best first."""
+    """What ledger and folder say at a start, the same on all ranks. `candidates` are {id, state_digest}, best first; `left_out` are there
+    too, but nobody may take them unasked."""
 
     last_attempt: int
     candidates: list[dict[str, str]]
     wish: Wish | None = None
     interruptions: Interruptions = field(default_factory=lambda: Interruptions(0, 0.0, None))
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass
@@ -159,12 +161,15 @@ def survey(*, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]
         "candidates": [{"id": ref.id, "state_digest": ref.state_digest} for ref in found],
         "wish": wish.as_json() if wish else None,
         "interruptions": asdict(fold_interruptions(entries)),
+        "left_out": [ref.id for ref in lineage.refs if (ref.abandoned or ref.suspect) and (root / ref.id).is_dir()],
     }
 
 
 def survey_from_json(told: Mapping[str, Any]) -> Survey:
     wish = Wish(**told["wish"]) if told["wish"] else None
-    return Survey(int(told["last_attempt"]), list(told["candidates"]), wish, Interruptions(**told["interruptions"]))
+    return Survey(
+        int(told["last_attempt"]), list(told["candidates"]), wish, Interruptions(**told["interruptions"]), tuple(told["left_out"])
+    )
 
 
 def _readable_manifests(root: Path) -> list[Manifest]:

@@ -75,7 +75,7 @@ def test_list_has_the_keys_that_others_build_on(a_run: Run, capsys: pytest.Captu
     assert row == {
         "id": "s10-a1", "step": 10, "attempt": 1, "lineage": "current", "rung": "committed", "suspect": False, "tiers": ["disk"],
         "state_digest": manifest.state_digest, "bytes": size, "path": "run/checkpoints/s10-a1",
-        "read_back": False, "damaged": False,
+        "read_back": False, "damaged": False, "rejected": False,
     }  # fmt: skip
     assert Path(row["path"]).is_dir()
 
@@ -178,6 +178,25 @@ def test_verify_names_the_damage_and_exits_1(a_run: Run, capsys: pytest.CaptureF
     assert (first["kind"], first["file"]) == ("wrong-size", "__0_0.distcp")
     assert run(["checkpoint", "verify", "run"]) == 1
     assert "wrong-size __0_0.distcp" in capsys.readouterr().out
+
+
+def test_the_ledger_remembers_damage_until_a_look_finds_it_well_again(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run.commit("s10-a1", step=10)
+    file = Path("run/checkpoints/s10-a1/__0_0.distcp")
+    whole = file.read_bytes()
+    for content, damaged in ((whole[:-1], True), (whole, False)):
+        file.write_bytes(content)
+        assert _json(capsys, "verify", "run")[0] == damaged
+        assert [row["damaged"] for row in _json(capsys, "list", "run")[1]["checkpoints"]] == [damaged]
+
+
+def test_a_rejected_checkpoint_is_listed_as_one(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run.commit("s10-a1", step=10)
+    a_run.tell(Event.CHECKPOINT_PROVEN, {"id": "s10-a1", "host": "n2", "world_size": 3})
+    a_run.tell(Event.CHECKPOINT_REJECTED, {"id": "s10-a1"})
+    assert [row["rejected"] for row in _json(capsys, "list", "run")[1]["checkpoints"]] == [True]
+    assert run(["checkpoint", "list", "run"]) == 0
+    assert "proven rejected" in capsys.readouterr().out
 
 
 def test_verify_of_a_run_compares_with_the_ledger(a_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
