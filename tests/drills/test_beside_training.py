@@ -64,7 +64,8 @@ class Beside:
         (folder / "run.toml").write_text(CONFIG.format(num_steps=num_steps, interval_steps=interval_steps, prove=prove))
         with (folder / "out").open("ab") as out:
             command = [sys.executable, "-m", "surefoot.cli.main", "train", str(folder / "run.toml")]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+            environment = {**os.environ, "DRILL_FOLDER": str(folder)}  # a mark that all its processes inherit
+            self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def entries(self, event: str) -> list[LedgerEntry]:
         return [entry for entry in read_ledger(self.folder / "run" / "ledger.jsonl") if entry.event == event]
@@ -83,15 +84,16 @@ class Beside:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in logs if path.exists())
 
     def pids(self, module: str) -> list[int]:
-        """Processes of this run whose module begins so, by their command lines."""
+        """Processes of this run whose module begins so, by their command lines and the mark in their environment."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                mark = (folder / "environ").read_bytes()
                 is_dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            except (FileNotFoundError, ProcessLookupError):
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
-            if f"-m {module}" in line and str(self.folder) in line and not is_dead:
+            if f"-m {module}" in line and f"DRILL_FOLDER={self.folder}".encode() in mark.split(b"\0") and not is_dead:
                 found.append(int(folder.name))
         return found
 
