@@ -1,17 +1,18 @@
 """Processes that know nothing of this one: a job in, JSON out, bounded. No torch here.
 
-They never see an accelerator, use one thread each and loopback alone, inherit the scheduling class, and end with their parent.
+They never see an accelerator, use one thread each and loopback alone, inherit the scheduling class, and end with their parent: this
+module is what they start as (`python -m surefoot.checkpoint.clean PARENT_PID -m MODULE JOB`), and that is the first thing it sees to.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import SurefootError
+from surefoot.core.parent import signal_on_parents_end
 from surefoot.core.strict_json import dumps
 
 _POLL_S = 0.05
@@ -27,7 +29,7 @@ _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 
 
 def run_clean(module: str, job: Mapping[str, Any], *, size: int = 1, limit_s: float, clock: Clock | None = None) -> Any:
-    """Local. `python -m module` in `size` fresh processes; what rank 0 of them left as its result.
+    """Local. `module` as the program of `size` fresh processes; what rank 0 of them left as its result.
 
     Each is given `job` with its `rank`, `world_size`, `limit_s` and a common `folder`. Raises SurefootError when one of them dies, or all
     are not done within `limit_s`: then nothing is known.
@@ -47,14 +49,11 @@ def run_clean(module: str, job: Mapping[str, Any], *, size: int = 1, limit_s: fl
             for child in children:
                 child.kill()
                 child.wait()
-                if child.stdin is not None:
-                    child.stdin.close()
         return json.loads((folder / _RESULT_NAME).read_text())
 
 
 def begin_clean() -> dict[str, Any]:
-    """In the fresh process: its job. From here on it ends when its parent does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """In the fresh process: its job."""
     job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     return job
 
@@ -79,10 +78,9 @@ def clean_environment() -> dict[str, str]:
 
 
 def _start(module: str, job: Path, *, log: Path) -> subprocess.Popen[bytes]:
-    """Its stdin is a pipe that nobody writes to: it closes when this process ends, however it ends."""
     with log.open("wb") as output:
-        command = [sys.executable, "-m", module, str(job)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=clean_environment())
+        command = [sys.executable, "-m", "surefoot.checkpoint.clean", str(os.getpid()), "-m", module, str(job)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=clean_environment())
 
 
 def _wait(children: list[subprocess.Popen[bytes]], *, folder: Path, limit_s: float, clock: Clock) -> None:
@@ -110,6 +108,13 @@ def _died(what: str, *, log: Path) -> SurefootError:
     return SurefootError(f"{what}{last}", where="proof", hint="nothing is known about the checkpoint; is there enough memory?")
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
+def _main() -> None:
+    """The module may import torch, which takes seconds: whoever dies meanwhile is followed all the same."""
+    parent_pid, _, module, *rest = sys.argv[1:]
+    signal_on_parents_end(int(parent_pid), signal.SIGKILL)
+    sys.argv = [module, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -48,6 +48,11 @@ def verify(path: Path) -> list[Problem]:
     unusable = {problem.file for problem in problems}
     present = [file for file in manifest.files if file.name not in unusable]
     problems += [problem for file in present if (problem := check_file(path, file))]
+    if EXTRAS_NAME not in {problem.file for problem in problems}:
+        try:
+            extras_of(path, manifest)
+        except CheckpointError as error:
+            problems.append(Problem(kind="unreadable", file=EXTRAS_NAME, detail=error.what))
     if METADATA_NAME in {problem.file for problem in problems}:
         return problems  # without a trusted .metadata nobody can say where a tensor lies
     try:

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.launch.process import LEAVE_SIGNALS, signal_on_parents_end
+from surefoot.core.parent import signal_on_parents_end
+from surefoot.launch.process import LEAVE_SIGNALS
 from surefoot.launch.wire import Drain, Drained, receive_message, send_message
 
 

@@ -27,7 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
 
-from surefoot.launch.process import LEAVE_SIGNALS, signal_on_parents_end, thread_names
+from surefoot.core.parent import signal_on_parents_end
+from surefoot.launch.process import LEAVE_SIGNALS, thread_names
 from surefoot.launch.wire import Message, RankExit, RankSpec, Ready, Start, Started, receive_message, send_message
 
 

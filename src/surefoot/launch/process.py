@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 from pathlib import Path
-
-_PR_SET_PDEATHSIG = 1
 
 # What a person, a shell, a closing terminal or a scheduler sends to a whole job. The agent alone answers them; the nursery ignores them,
 # and its ranks with it.
@@ -19,19 +16,6 @@ def heeded_signals() -> tuple[signal.Signals, ...]:
     """The leave signals that this process is to answer: all but a SIGHUP that `nohup` had it ignore from its start."""
     deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return tuple(number for number in LEAVE_SIGNALS if not (deaf and number == signal.SIGHUP))
-
-
-def signal_on_parents_end(parent_pid: int, number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends; exits at once when that has happened already.
-
-    Called by the child itself: a `preexec_fn` would run Python between fork and exec. The last call counts.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def run_when_idle() -> None:

@@ -197,6 +197,15 @@ def test_a_changed_weight_is_found_though_all_checksums_were_redone(
         load(committed, state=collect(fresh.model, fresh.optimizer, for_load=True), world=world)
 
 
+@pytest.mark.parametrize("raw", [b"[]", b"{", b"\xff"])
+def test_extras_that_are_no_object_are_found_though_all_checksums_were_redone(
+    committed: Path, check_both: Callable[[Path], list[Problem]], raw: bytes
+) -> None:
+    (committed / EXTRAS_NAME).write_bytes(raw)
+    _reseal(committed, files=_listed_anew(committed))
+    assert problems_of(check_both(committed)) == {("unreadable", EXTRAS_NAME)}
+
+
 def _listed_anew(path: Path) -> tuple[ManifestFile, ...]:
     return tuple(
         ManifestFile(name=file.name, num_bytes=(path / file.name).stat().st_size, xxh3_128=checksum_file(path / file.name))
