@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +12,9 @@ from surefoot.checkpoint.manifest import parse_id, read_manifest
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, find, lineage_of, manifest_or_none
 from surefoot.cli.checkpoint_import import Origin, take_in
 from surefoot.cli.ledgering import tell
+from surefoot.cli.new_folder import new_folder, refuse_taken
 from surefoot.core import strict_json
-from surefoot.core.durable import fsync_dir, write_atomic
+from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, Manifest
@@ -38,8 +37,7 @@ def branch_(
     require_run(run_dir)
     if not (run_dir / CONFIG_NAME).is_file():
         raise ConfigError(f"the run has no {CONFIG_NAME} to begin from", where=str(run_dir), hint="`checkpoint import` needs none")
-    if new_dir.exists() and (not new_dir.is_dir() or any(new_dir.iterdir())):
-        raise ConfigError("there is something already", where=str(new_dir), hint="give a new folder with --dir")
+    refuse_taken(new_dir, option="--dir")
     found = _chosen(run_dir, from_)
     new = _new_run(found, run_dir, new_dir, tuple(overrides or ()))
     if json_output:
@@ -91,10 +89,7 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
     _refuse_what_does_not_fit(changes, step=source.step, num_steps=loaded.config.train.num_steps)
     _refuse_other_shape(changes, parent.config, loaded.config)
     hashes = section_hashes(loaded.config) | code_hashes(loaded.config)
-    building = new_dir.absolute().with_name(f".{new_dir.name}.branching")
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        building.mkdir(parents=True)
+    with new_folder(new_dir, option="--dir") as building:
         write_atomic(building / CONFIG_NAME, resolved_toml(loaded, new_dir.absolute()))
 
         def note(origin: Origin) -> None:
@@ -113,13 +108,6 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
                 tell(building, Event.CONFIG_ACCEPTED, rule="checkpoint branch", reason=words, fields=fields)
 
         new = take_in(found, building, run=loaded.config.run.name, note=note)
-        if new_dir.is_dir():
-            new_dir.rmdir()  # it is empty
-        os.rename(building, new_dir)
-        fsync_dir(new_dir.absolute().parent)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return new
 
 

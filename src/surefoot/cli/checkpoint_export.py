@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,8 +12,9 @@ from surefoot.checkpoint.clean import run_clean
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.prove import LIMIT_S
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, describe, find
+from surefoot.cli.new_folder import new_folder, refuse_taken
 from surefoot.core import strict_json
-from surefoot.core.durable import fsync_dir, write_atomic
+from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError, Corrupt, DataError
 from surefoot.core.records import Manifest, Problem
 from surefoot.core.sections import RunConfig
@@ -37,15 +36,11 @@ def export_(
     Examples: surefoot checkpoint export runs/quickstart --out exported | surefoot checkpoint export runs/quickstart --format dcp
     --id s500-a1 --out weights
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("there is something already", where=str(out), hint="give a new folder with --out")
+    refuse_taken(out, option="--out")
     found = _found(source, checkpoint)
     if found.problems:
         raise Corrupt(describe(found.problems[0]), where=str(found.folder), hint="see `surefoot checkpoint verify`")
-    building = out.absolute().with_name(f".{out.name}.exporting")
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        building.mkdir(parents=True)
+    with new_folder(out, option="--out") as building:
         notes = _write(found, building, format_=format_)
         job = {"format": format_, "out": str(building), "path": str(found.folder.absolute()), "run_dir": _run_dir(found)}
         check: dict[str, Any] = run_clean("surefoot.cli.export_proof", job, limit_s=LIMIT_S)
@@ -53,13 +48,6 @@ def export_(
         if problems:
             told = "; ".join(describe(problem) for problem in problems[:5])
             raise Corrupt(f"the export does not read back: {told}", where=str(out), hint="nothing was left of it; look at the disk")
-        if out.is_dir():
-            out.rmdir()  # it is empty
-        os.rename(building, out)
-        fsync_dir(out.absolute().parent)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     notes += check["notes"]
     if json_output:
         answer = {"schema_version": SCHEMA_VERSION, "path": str(out), "id": found.id, "format": format_, "logits": check["logits"]}
