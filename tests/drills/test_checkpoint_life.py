@@ -136,9 +136,11 @@ def test_an_import_waits_in_a_run_that_has_checkpoints(place: Path) -> None:
     found = answer_of("checkpoint", "import", "kept", "runs/tiny", cwd=place)
     assert (found["id"], found["resumes_next"], found["differs"]) == ("s8-a0", False, [])
     again = answer_of("checkpoint", "import", "kept", "runs/tiny", cwd=place)
-    assert again["id"] == "s8-a0-r1"
+    assert (found["was_there"], again["was_there"], again["id"]) == (False, True, "s8-a0")
+    printed = surefoot("checkpoint", "import", "kept", "runs/tiny", cwd=place).stdout
+    assert "is there already, as s8-a0," in printed
     rows = answer_of("checkpoint", "list", "runs/tiny", cwd=place)["checkpoints"]
-    assert [(row["id"], row["lineage"]) for row in rows if row["attempt"] == 0] == [("s8-a0", "abandoned"), ("s8-a0-r1", "abandoned")]
+    assert [(row["id"], row["lineage"]) for row in rows if row["attempt"] == 0] == [("s8-a0", "abandoned")]
     assert surefoot("ledger", "runs/tiny", "--verify", cwd=place).returncode == 0
     assert answer_of("checkpoint", "verify", "runs/tiny/checkpoints/s8-a0", cwd=place)["ok"]
 
@@ -227,12 +229,15 @@ def test_an_export_is_read_back(place: Path, format_: str) -> None:
         (("branch", "runs/tiny", "--dir", "new"), "nothing would be trained"),
         (("branch", "runs/tiny", "--dir", "new", "run.seed=3", "train.num_steps=20"), "[run] seed decides the order"),
         (("branch", "runs/tiny", "--dir", "new", "model.num_layers=3", "train.num_steps=20"), "another shape"),
+        (("branch", "runs/tiny", "--dir", "new", "model.d_model=64", "train.num_steps=20"), "another shape"),
+        (("branch", "runs/tiny", "--dir", "/proc/nope/new", "train.num_steps=20"), "no folder can be made there"),
         (("branch", "runs/tiny", "--dir", "data", "train.num_steps=20"), "there is something already"),
         (("branch", "runs/tiny", "--dir", "new", "train.nun_steps=20"), "nun_steps"),
         (("import", "runs/tiny", "runs/tiny"), "a checkpoint of this run already"),
         (("import", "runs/tiny", "absent"), "no such run folder"),
         (("import", "absent", "runs/tiny"), "no such folder"),
         (("export", "runs/tiny", "--out", "new", "--id", "s5-a1"), "no checkpoint 's5-a1'"),
+        (("export", "runs/tiny", "--out", "/proc/nope"), "no folder can be made there"),
         (("export", "bare", "--out", "new"), "this is a bare checkpoint"),
         (("audit", "absent"), "no such folder"),
     ],

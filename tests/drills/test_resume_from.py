@@ -133,6 +133,7 @@ def test_what_is_not_there_is_named_with_what_is(run: Run) -> None:
     assert "there are s4-a1, s8-a1, s12-a1, s16-a1" in run.train("--resume-from", "5", expect=2)
     assert "s7-a1 is none of this run" in run.train("--resume-from", "s7-a1", expect=2)
     assert "neither a step, an id, a checkpoint folder nor a URL" in run.train("--resume-from", "nowhere", expect=2)
+    assert "as in 500, s500-a1, ../backup/s500-a1, s3://" in run.train("--resume-from", "", expect=2)
     assert not run.entries("resume.asked")
 
 
@@ -181,6 +182,24 @@ def test_from_a_folder_and_from_a_store_of_another_run(tmp_path: Path) -> None:
         taker.check()
         shutil.rmtree(taker.dir)
     assert "s9-a1 is not published there" in Run(tmp_path, "taker").train("--resume-from", f"file://{store}/s9-a1", expect=5)
+
+
+def test_one_of_another_config_is_refused_before_anything_comes_in_and_comes_in_once(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    source = Run(tmp_path, "source", more=f'tiers = ["memory", "disk", "file://{store}"]')
+    source.train()
+    taker = Run(tmp_path, "taker")
+    folder, url = str(source.dir / "checkpoints" / "s8-a1"), f"file://{store}/s8-a1"
+    changed = "schedule.warmup_steps=2"
+    for wanted in (folder, url):
+        assert "checkpoint s8-a1 was made with another [schedule]" in taker.train(changed, "--resume-from", wanted, expect=2)
+        assert not (taker.dir / "checkpoints").exists()
+        assert not taker.entries("checkpoint.imported")
+    for wanted in (folder, url):
+        taker.train(changed, "--resume-from", wanted, "--accept-changes", "schedule", "--yes")
+    assert len(taker.entries("checkpoint.imported")) == 1
+    assert taker.bases() == ["s8-a0", "s8-a0"]
+    taker.check()
 
 
 def test_a_folder_that_was_changed_is_refused_before_anything_is_taken_in(run: Run, tmp_path: Path) -> None:

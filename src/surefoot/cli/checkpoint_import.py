@@ -18,7 +18,7 @@ from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from surefoot.checkpoint.prove import LIMIT_S
 from surefoot.checkpoint.readback import verify_files
 from surefoot.checkpoint.transplant import free_id, transplant
-from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, describe, find, lineage_of
+from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, describe, find, lineage_of, manifest_or_none
 from surefoot.cli.ledgering import tell
 from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError, Corrupt, error_from_json
@@ -56,19 +56,42 @@ def import_(
     if found.run_dir is not None and found.run_dir.samefile(run_dir):
         raise ConfigError(f"{found.id} is a checkpoint of this run already", where=str(source), hint="see `surefoot checkpoint list RUN`")
     is_foreign = not (found.folder / MANIFEST_NAME).exists()
-    manifest, notes = _take_in_foreign(found, run_dir, step=step) if is_foreign else (take_in(found, run_dir, run=_name_of(run_dir)), [])
+    before = None if is_foreign else taken_in_before(read_manifest(found.folder), run_dir)
+    notes: list[str] = []
+    if before is not None:
+        manifest = before
+    elif is_foreign:
+        manifest, notes = _take_in_foreign(found, run_dir, step=step)
+    else:
+        manifest = take_in(found, run_dir, run=_name_of(run_dir))
     is_next = (newest := lineage_of(run_dir).newest()) is not None and newest.id == manifest.id
     differing = _differing(manifest, run_dir)
     if json_output:
         answer = {"schema_version": SCHEMA_VERSION, "id": manifest.id, "path": str(run_dir / CHECKPOINTS_NAME / manifest.id)}
         answer |= {"state_digest": manifest.state_digest, "bytes": num_bytes(manifest), "resumes_next": is_next}
-        answer |= {"differs": differing, "notes": notes}
+        answer |= {"differs": differing, "notes": notes, "was_there": before is not None}
         typer.echo(strict_json.dumps(answer))
         return
     flags = "".join(f" --accept-changes {section}" for section in differing)
     way = f"surefoot train {run_dir}{flags}" if is_next else f"surefoot train {run_dir} --resume-from {manifest.id}{flags}"
-    lines = [f"imported as {manifest.id}, state {manifest.state_digest}", *(f"note: {note}" for note in notes), f"go on from it: {way}"]
+    how = "is there already, as" if before is not None else "imported as"
+    lines = [f"{how} {manifest.id}, state {manifest.state_digest}", *(f"note: {note}" for note in notes), f"go on from it: {way}"]
     typer.echo("\n".join(lines))
+
+
+def taken_in_before(source: Manifest, run_dir: Path) -> Manifest | None:
+    """The copy of this very checkpoint that an earlier import left in the run, if it is still there and whole: reads every byte of it."""
+    lineage = lineage_of(run_dir)
+    for entry in reversed(read_ledger(run_dir / LEDGER_NAME, up_to_damage=True)):
+        if entry.event != Event.CHECKPOINT_IMPORTED or entry.fields.get("from_manifest") != source.hash:
+            continue
+        ref = lineage.ref(str(entry.fields.get("id")))
+        if ref is None or ref.id in lineage.retired or ref.damaged or ref.state_digest != source.state_digest:
+            continue
+        copy = manifest_or_none(run_dir / CHECKPOINTS_NAME / ref.id)
+        if copy is not None and copy.state_digest == ref.state_digest and not verify_files(run_dir / CHECKPOINTS_NAME / ref.id):
+            return copy
+    return None
 
 
 def take_in(found: Found, run_dir: Path, *, run: str, note: Callable[[Origin], None] | None = None) -> Manifest:

@@ -1,11 +1,13 @@
 """`surefoot train --resume-from STEP|ID|PATH|URL|newest`: which checkpoint is meant, whether it may be, and the wish in the ledger.
 
-A checkpoint from elsewhere is taken in first, by a process of its own: the agent loads neither torch nor a client of an object store.
+A checkpoint from elsewhere is compared and taken in first, by a process of its own: the agent loads neither torch nor a client of an
+object store.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from surefoot.cli.ledgering import tell
 from surefoot.core.errors import CheckpointError, ConfigError, SurefootError, error_from_json
 from surefoot.core.events import Event
 from surefoot.core.identity import code_hashes, section_hashes
-from surefoot.core.records import CheckpointRef, LedgerEntry
+from surefoot.core.records import CheckpointRef, LedgerEntry, Manifest
 from surefoot.core.sections import RunConfig
 from surefoot.core.tiers import BadTier, parse_store_url, without_credentials
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
@@ -41,7 +43,7 @@ def wish_for(
     lineage = fold_lineage(entries)
     ref = _found(wanted, lineage, run_dir)
     if ref is None:
-        brought = bring_in(wanted, run_dir)
+        brought = bring_in(wanted, run_dir, accepted=accepted)
         lineage = fold_lineage(read_ledger(run_dir / LEDGER_NAME))
         ref = lineage.ref(brought)
         if ref is None:
@@ -55,9 +57,13 @@ def wish_for(
     return ref.id
 
 
-def bring_in(wanted: str, run_dir: Path) -> str:
-    """The id under which a checkpoint of another place stands in this run now, verified on the way and ledgered as an import."""
-    command = [sys.executable, "-m", "surefoot.cli.bring", "--run-dir", str(run_dir), "--", wanted]
+def bring_in(wanted: str, run_dir: Path, *, accepted: Sequence[str] = ()) -> str:
+    """The id under which a checkpoint of another place stands in this run now, verified on the way and ledgered as an import.
+
+    Nothing is taken in that was made under settings nobody accepted.
+    """
+    ours = ["--run-dir", str(run_dir), "--accepted", ",".join(accepted), "--parent-pid", str(os.getpid())]
+    command = [sys.executable, "-m", "surefoot.cli.bring", *ours, "--", wanted]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -70,6 +76,8 @@ def bring_in(wanted: str, run_dir: Path) -> str:
 
 def _found(wanted: str, lineage: Lineage, run_dir: Path) -> CheckpointRef | None:
     """A checkpoint of this run; None when `wanted` names another place. Raises ConfigError when it names nothing."""
+    if not wanted.strip():
+        raise _names_none("it is empty", wanted, lineage, run_dir)
     if "://" in wanted:
         try:
             parse_store_url(wanted)  # before any process is started with it: a list of processes hides no credentials
@@ -94,16 +102,17 @@ def _found(wanted: str, lineage: Lineage, run_dir: Path) -> CheckpointRef | None
             raise ConfigError(f"{name} {what}", where=_where(wanted), hint=_those_there(lineage, run_dir))
         return ref
     if not path.is_dir() or is_run(path):
-        raise ConfigError(
-            "neither a step, an id, a checkpoint folder nor a URL",
-            where=_where(wanted),
-            hint="as in 500, s500-a1, ../backup/s500-a1 or s3://bucket/prefix/s500-a1; " + _those_there(lineage, run_dir),
-        )
-    return _imported_before(path, lineage, run_dir)
+        raise _names_none("neither a step, an id, a checkpoint folder nor a URL", wanted, lineage, run_dir)
+    return None
+
+
+def _names_none(what: str, wanted: str, lineage: Lineage, run_dir: Path) -> ConfigError:
+    forms = "as in 500, s500-a1, ../backup/s500-a1, s3://bucket/prefix/s500-a1 or newest; "
+    return ConfigError(what, where=_where(wanted), hint=forms + _those_there(lineage, run_dir))
 
 
 def _where(wanted: str) -> str:
-    return f"{_FLAG} {without_credentials(wanted)}"
+    return f"{_FLAG} {without_credentials(wanted) or repr(wanted)}"
 
 
 def _of_store(url: str, lineage: Lineage) -> CheckpointRef | None:
@@ -111,16 +120,6 @@ def _of_store(url: str, lineage: Lineage) -> CheckpointRef | None:
     store, _, name = url.rstrip("/").rpartition("/")
     ref = lineage.ref(name)
     return ref if ref is not None and ref.id not in lineage.retired and store in lineage.tiers.get(name, ()) else None
-
-
-def _imported_before(path: Path, lineage: Lineage, run_dir: Path) -> CheckpointRef | None:
-    manifest = read_manifest(path)
-    for entry in read_ledger(run_dir / LEDGER_NAME):
-        if entry.event == Event.CHECKPOINT_IMPORTED and entry.fields.get("from_manifest") == manifest.hash:
-            ref = lineage.ref(str(entry.fields.get("id")))
-            if ref is not None and ref.id not in lineage.retired:
-                return ref
-    return None
 
 
 def _refuse_other_config(
@@ -131,6 +130,13 @@ def _refuse_other_config(
         manifest = read_manifest(run_dir / CHECKPOINTS_NAME / checkpoint)
     except CheckpointError:
         return  # another tier may have it; else the start says what is wrong
+    refuse_other_config(manifest, config=config, run_dir=run_dir, entries=entries, accepted=accepted)
+
+
+def refuse_other_config(
+    manifest: Manifest, *, config: RunConfig, run_dir: Path, entries: Sequence[LedgerEntry], accepted: Sequence[str]
+) -> None:
+    """Raises ConfigError when the checkpoint was made under settings that nobody accepted for this run."""
     known = {(entry.fields.get("section"), entry.fields.get("hash")) for entry in entries if entry.event == Event.CONFIG_ACCEPTED}
     now = section_hashes(config) | code_hashes(config)
     refused = [
@@ -138,7 +144,7 @@ def _refuse_other_config(
     ]
     if refused:
         raise ConfigError(
-            f"checkpoint {checkpoint} was made with another {', '.join(f'[{name}]' for name in refused)}",
+            f"checkpoint {manifest.id} was made with another {', '.join(f'[{name}]' for name in refused)}",
             where=str(run_dir),
             hint=f"go on with {' '.join(f'--accept-changes {name}' for name in refused)}",
             sections=tuple(refused),
