@@ -42,6 +42,7 @@ warmup_steps = 1
 [checkpoint]
 prove = false
 interval_steps = 2
+num_slots = 8   # so many that no save is put off to a later step, however busy the machine is
 [launch]
 threads_per_rank = 1
 """

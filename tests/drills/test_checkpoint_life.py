@@ -55,6 +55,7 @@ decay_steps = 3
 dp_shard = 2
 [checkpoint]
 interval_steps = 4
+num_slots = 8   # so many that no save is put off to a later step, however busy the machine is
 [launch]
 threads_per_rank = 1
 """

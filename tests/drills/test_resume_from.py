@@ -42,6 +42,7 @@ kind = "constant"
 warmup_steps = 1
 [checkpoint]
 interval_steps = 4
+num_slots = 8   # so many that no save is put off to a later step, however busy the machine is
 keep_last = 9
 prove = false
 {more}
