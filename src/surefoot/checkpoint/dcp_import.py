@@ -30,7 +30,7 @@ from surefoot.checkpoint.reader import Reader, listed
 from surefoot.checkpoint.sources import FolderSource
 from surefoot.checkpoint.state import LiveState, compare_inventory, dtype_name
 from surefoot.checkpoint.verify import raise_first
-from surefoot.core.errors import CheckpointError, Incompatible, Incomplete
+from surefoot.core.errors import CheckpointError, ConfigError, Incompatible
 from surefoot.core.records import ManifestTensor
 from surefoot.tensors.digest import box_digest, combine, tensor_digest
 from surefoot.tensors.world import World, broadcast_json, lead
@@ -61,7 +61,8 @@ class Imported:
 def import_dcp(path: Path, *, state: LiveState, world: World) -> Imported:
     """Collective over the save group. Load the stock DCP folder `path` into the live tensors of `state`, collected with `for_load`.
 
-    The folder is audited first. Raises CheckpointError that names what is damaged, missing, of another shape or dtype, or without a place;
+    The folder is audited first. Raises ConfigError for what is no stock DCP folder with moments, CheckpointError that names what is
+    damaged, missing, of another shape or dtype, or without a place;
     the live state is garbage after an error that comes later than the audit. Nothing in the folder is executed.
     """
     notes = broadcast_json(world, lead(world, lambda: _audited(path), unexpected=CheckpointError))
@@ -71,7 +72,7 @@ def import_dcp(path: Path, *, state: LiveState, world: World) -> Imported:
     left_out = sorted(key for key in metadata.state_dict_metadata if key not in stored or _is_left(key))
     theirs = {ours: key for key, ours in places.items()}
     second = sorted(ours for ours in theirs.keys() - state.tensors.keys() if ours.startswith("model."))
-    _check(state, {ours: stored[key] for ours, key in theirs.items() if ours not in second})
+    _check(state, {ours: stored[key] for ours, key in theirs.items() if ours not in second}, where=str(path))
     targets = {theirs[ours]: tensor for ours, tensor in state.tensors.items()}
     with dcp_errors(world, what=f"importing {path}"):
         dcp_load(
@@ -114,7 +115,7 @@ def _audited(path: Path) -> list[str]:
     """On rank 0. What the audit could not check, after it found nothing wrong."""
     if (kind := look_at_folder(path)) != "dcp":
         what = "a surefoot checkpoint: branch from it instead" if kind == "surefoot" else "a safetensors folder, which has no moments"
-        raise Incompatible(f"this is {what}", where=str(path), hint="only stock DCP folders are imported")
+        raise ConfigError(f"this is {what}", where=str(path), hint="only stock DCP folders are imported")
     found = audit(path)
     raise_first([problem for problem in found.problems if problem.kind != "extra-file"], where=path)
     return [*found.notes, *(f"{problem.file}: {problem.detail}" for problem in found.problems)]
@@ -144,12 +145,12 @@ def _without_module(named: Mapping[str, str]) -> dict[str, str]:
     return {key: re.sub(r"^(model|optim)\.module\.", r"\1.", ours) for key, ours in named.items()}
 
 
-def _check(state: LiveState, found: Mapping[str, TensorStorageMetadata]) -> None:
+def _check(state: LiveState, found: Mapping[str, TensorStorageMetadata], *, where: str) -> None:
     """Two-way: keys, dtypes and shapes."""
     tensors = [ManifestTensor(key, dtype_name(entry.properties.dtype), tuple(entry.size), digest="") for key, entry in found.items()]
     problems = compare_inventory(state, tensors)
     if any(key.startswith("optim.") for key in state.tensors) and not any(key.startswith("optim.") for key in found):
-        raise Incomplete("weights only, no moments of the optimizer", where="optim", hint="import a checkpoint that was saved with them")
+        raise ConfigError("weights only, no moments of the optimizer", where=where, hint="import a checkpoint that was saved with them")
     raise_first(problems, where=Path("import"))
 
 

@@ -73,7 +73,10 @@ def write_safetensors(path: Path, out: Path, *, rename: Callable[[str], str] = l
     for number, portion in enumerate(read_weights(path), start=1):
         name = "model.safetensors" if num_shards == 1 else f"model-{number:05d}-of-{num_shards:05d}.safetensors"
         tensors = {rename(key): tensor.contiguous() for key, tensor in portion.items()}
+        (out / name).touch()
+        mode = (out / name).stat().st_mode & 0o777
         save_file(tensors, out / name, metadata={"format": "pt"})
+        (out / name).chmod(mode)  # the library leaves 0600, whatever the umask says
         fsync_file(out / name)
         total += sum(tensor.nbytes for tensor in tensors.values())
         places |= dict.fromkeys(tensors, name)

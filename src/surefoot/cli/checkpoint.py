@@ -13,7 +13,7 @@ import typer
 from surefoot.checkpoint.manifest import read_manifest
 from surefoot.cli.checkpoint_branch import branch_
 from surefoot.cli.checkpoint_export import export_
-from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, as_json, describe, find
+from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, as_json, describe, find, lineage_of
 from surefoot.cli.checkpoint_import import import_
 from surefoot.cli.checkpoint_list import list_
 from surefoot.cli.checkpoint_prove import prove_
@@ -24,14 +24,10 @@ from surefoot.core.events import Event
 from surefoot.core.records import Problem
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, prove, move and export checkpoints.")
-app.command("list")(list_)
-app.command("prove")(prove_)
-app.command("import")(import_)
-app.command("export")(export_)
-app.command("branch")(branch_)
+app.command("list", short_help="The checkpoints of a run, and how far each is trusted.")(list_)
 
 
-@app.command("verify")
+@app.command("verify", short_help="Read every byte and compare with what was written.")
 def verify_(
     path: Annotated[Path, typer.Argument(metavar="PATH|RUN", help="A checkpoint folder, or a run folder for its newest checkpoint.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -62,7 +58,7 @@ def verify_(
         raise typer.Exit(1)
 
 
-@app.command("audit")
+@app.command("audit", short_help="The same for a folder of any origin, executing nothing.")
 def audit_(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint folder, whoever wrote it: stock DCP, safetensors, surefoot.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -102,9 +98,17 @@ def audit_(
         raise typer.Exit(1)
 
 
+app.command("prove", short_help="Have clean processes load it and compare every digest.")(prove_)
+app.command("import", short_help="Take a checkpoint from elsewhere into a run.")(import_)
+app.command("export", short_help="Write the weights for other tools, and read them back.")(export_)
+app.command("branch", short_help="Begin a new run at a checkpoint of another one.")(branch_)
+
+
 def _remember(found: Found, problems: Sequence[Problem], *, wall_s: float) -> None:
     """The answer is given in any case: a ledger that cannot be written is told of beside it."""
     if found.run_dir is None or found.ref is None or not (problems or found.ref.damaged):
+        return
+    if found.id in lineage_of(found.run_dir).retired:  # meanwhile, and half deleted: no damage
         return
     fields: dict[str, object] = {"id": found.id, "host": socket.gethostname(), "wall_s": round(wall_s, 3), "by": "verify"}
     event = Event.CHECKPOINT_DAMAGED if problems else Event.CHECKPOINT_VERIFIED

@@ -21,7 +21,12 @@ from surefoot.heal.contamination import Contamination, WayBack, contaminated
 from surefoot.observe.lineage import Lineage, Look
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, require_run
 
-_NO_WRITER = "writer not recorded"  # what is written once per job, and all of format 1
+_ONCE_PER_JOB = "written once per job, by rank 0's side"
+_NO_WRITER = "writer not recorded"  # all of format 1
+_DIGITS = 12
+"""Of a state digest, for people."""
+_WRITERS_SINCE = 2
+"""The format that names who wrote each file."""
 _WINDOW = re.compile(r"(\d+):(\d+)")
 
 
@@ -48,7 +53,7 @@ def list_(
         answer: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "checkpoints": rows}
         typer.echo(strict_json.dumps(answer if found is None else {**answer, "window": _window_row(found)}))
         return
-    lines = [line for row in rows for line in _lines(row)] or [f"no checkpoints in {run_dir}"]
+    lines = [_HEADER, *(line for row in rows for line in _lines(row))] if rows else [f"no checkpoints in {run_dir}"]
     typer.echo("\n".join(lines if found is None else [*lines, *_window_lines(found)]))
 
 
@@ -96,10 +101,10 @@ def _row(ref: CheckpointRef, root: Path, lineage: Lineage, *, shards: bool, affe
 def _shards(folder: Path, looks: Sequence[Look]) -> list[dict[str, Any]]:
     """One per file that the manifest names, with the last look that said something about it."""
     manifest = manifest_or_none(folder)
-    return [_shard(file, looks) for file in manifest.files] if manifest else []
+    return [_shard(file, looks, has_writers=manifest.format_version >= _WRITERS_SINCE) for file in manifest.files] if manifest else []
 
 
-def _shard(file: ManifestFile, looks: Sequence[Look]) -> dict[str, Any]:
+def _shard(file: ManifestFile, looks: Sequence[Look], *, has_writers: bool) -> dict[str, Any]:
     """A look that found damage elsewhere says nothing about this file."""
     telling = [look for look in looks if look.ok or file.name in look.bad_files or not look.bad_files]
     last = telling[-1] if telling else None
@@ -108,6 +113,7 @@ def _shard(file: ManifestFile, looks: Sequence[Look]) -> dict[str, Any]:
         "bytes": file.num_bytes,
         "rank": file.rank if file.rank >= 0 else None,
         "host": file.host or None,
+        "once_per_job": has_writers and file.rank < 0,
         "verifier": last.by if last else None,
         "verified_on": last.host if last else None,
         "time_utc": last.time_utc if last else None,
@@ -147,6 +153,7 @@ def _window_row(found: Contamination) -> dict[str, Any]:
     }
 
 
+_HEADER = f"{'id':<16} {'step':<13} {'size':>10}  {'lineage, how far it is trusted, marks':<36} {'state':<{_DIGITS + 4}}  folder"
 _MARKS = {"suspect": "suspect", "damaged": "damaged", "rejected": "rejected", "contaminated": "in the window"}
 
 
@@ -154,12 +161,15 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     marked = [word for mark, word in _MARKS.items() if row.get(mark)]
     read_back = ["read-back"] if row["read_back"] and row["rung"] == Rung.COMMITTED and not row["damaged"] else []
     marks = " ".join([row["lineage"], row["rung"], *read_back, *marked])
-    line = f"{row['id']:<16} step {row['step']:<8} {show_bytes(row['bytes']):>10}  {marks:<20} {row['state_digest']}  {row['path']}"
+    kind, _, digits = row["state_digest"].partition(":")
+    digest = f"{kind}:{digits[:_DIGITS]}" if digits else "unreadable"
+    line = f"{row['id']:<16} step {row['step']:<8} {show_bytes(row['bytes']):>10}  {marks:<36} {digest:<{_DIGITS + 4}}  {row['path']}"
     return [line, *(_shard_line(shard) for shard in row.get("shards", ()))]
 
 
 def _shard_line(shard: Mapping[str, Any]) -> str:
-    writer = f"written by rank {shard['rank']} on {shard['host']}" if shard["rank"] is not None else _NO_WRITER
+    unnamed = _ONCE_PER_JOB if shard["once_per_job"] else _NO_WRITER
+    writer = f"written by rank {shard['rank']} on {shard['host']}" if shard["rank"] is not None else unnamed
     seen = (
         f"{shard['look']} by {shard['verifier']} on {shard['verified_on']} at {shard['time_utc']}" if shard["look"] else "nobody looked yet"
     )

@@ -20,7 +20,7 @@ from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.transplant import free_id
 from surefoot.config import load_config
 from surefoot.core.clock import SystemClock
-from surefoot.core.errors import Incompatible, SurefootError
+from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.records import Manifest
 from surefoot.core.sections import ParallelSection, RunConfig
@@ -54,7 +54,7 @@ def bring(job: Mapping[str, Any]) -> dict[str, Any]:
     imported = import_dcp(Path(job["path"]), state=collect(parts.cut.module, parts.optimizer, for_load=True), world=world)
     step = job["step"] if job["step"] is not None else imported.step
     if step is None:
-        raise Incompatible("its optimizer counts no steps", where=job["path"], hint="say which step it is: --step N")
+        raise ConfigError("its optimizer counts no steps", where=job["path"], hint="say which step it is: --step N")
     first_sample, _ = parts.data.plan.span(step)
     cursor = parts.data.cursor()
     epoch, position = divmod(first_sample, parts.data.num_samples)

@@ -22,7 +22,7 @@ from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
-from surefoot.core.errors import EXIT_RETRY, ConfigError, DataError, Preempted
+from surefoot.core.errors import EXIT_RETRY, CheckpointError, ConfigError, DataError, Preempted
 from surefoot.core.events import Event
 from surefoot.core.identity import SettingChange
 from surefoot.core.records import LedgerEntry, Phase
@@ -130,8 +130,10 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
     with _folder_of(run_dir), RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
         opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
         if opened.is_over:
-            _say_over(opened.entries, run_dir)
+            _refuse_damaged(opened.entries, run_dir)
+            _say_over(opened.entries, run_dir, was_read=False)
             return 0
+        _say_damage(opened.entries)
         _say_start(loaded.config, run_dir)
         agent = Agent(
             loaded.config,
@@ -204,6 +206,7 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
         _refuse_other_shape(changes, load_config(run_dir / CONFIG_NAME).config, config, vocab_size=vocab_size)
     if lock.taken_over is not None:
         note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
+        say(f"taking over the lock of a run that did not leave in order: {lock.taken_over.reason}")
     record_run_folder(loaded, ledger=ledger, entries=entries, changes=changes, accepted=wanted.accepted)
     if wanted.resume_from is not None:
         with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
@@ -340,16 +343,37 @@ def _say_start(config: RunConfig, run_dir: Path) -> None:
     say("")
 
 
-def _say_over(entries: Sequence[LedgerEntry], run_dir: Path) -> None:
+def _refuse_damaged(entries: Sequence[LedgerEntry], run_dir: Path) -> None:
+    """A finished run whose last checkpoint was found damaged, with none to go on from, is not fine. Raises CheckpointError."""
+    newest = fold_lineage(entries).newest()
+    if newest is not None and newest.damaged:
+        shown = _shown(run_dir)
+        raise CheckpointError(
+            f"the run is finished, but the last look at its checkpoint {newest.id} found damage",
+            where=shown,
+            hint=f"put a copy of it back; `surefoot checkpoint verify {shown}` looks again and remembers what it finds",
+        )
+
+
+def _say_damage(entries: Sequence[LedgerEntry]) -> None:
+    lineage = fold_lineage(entries)
+    head, newest = lineage.head, lineage.newest()
+    if head is not None and newest is not None and head.damaged and newest.step < head.step:
+        say(f"note: the last look at {head.id} found damage; going on from {newest.id}, so its last steps are trained again")
+
+
+def _say_over(entries: Sequence[LedgerEntry], run_dir: Path, *, was_read: bool) -> None:
     newest = fold_lineage(entries).newest()
     if newest is not None:
         say(f"the run is finished: {newest.step} steps, checkpoint {newest.id}, state digest {newest.state_digest}")
+        if not was_read:
+            say(f"its bytes were not read again: `{_command()} checkpoint verify {_shown(run_dir)}` does")
     _say_next(run_dir)
 
 
 def _say_end(exit_code: int, run_dir: Path) -> None:
     if exit_code == 0:
-        _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir)
+        _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir, was_read=True)
     elif exit_code == EXIT_RETRY:
         say(f"left with {EXIT_RETRY}: `{_command()} train {_shown(run_dir)}` goes on")
 
@@ -360,7 +384,7 @@ def _say_next(run_dir: Path) -> None:
     say(f"  {_command()} status {shown}                 where it stands")
     say(f"  {_command()} checkpoint list {shown}        what was kept")
     say(f"  {_command()} checkpoint verify {shown}      read every byte of the newest one again")
-    say(f"  {_command()} checkpoint prove {shown}       load it in clean processes that never saw the training")
+    say(f"  {_command()} checkpoint prove {shown}       load it in clean processes")
     say(f"  {_command()} ledger {shown} --verify        the history, checked line by line")
 
 

@@ -29,7 +29,7 @@ VERBS: Mapping[str, Verb] = {
     "resume": Verb("surefoot.cli.resume:resume", "Let a halted run go on."),
     "status": Verb("surefoot.cli.status:status", "Where a run stands."),
     "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run."),
-    "checkpoint": Verb("surefoot.cli.checkpoint:app", "List and verify checkpoints."),
+    "checkpoint": Verb("surefoot.cli.checkpoint:app", "List, verify, prove, move and export checkpoints."),
 }
 
 NOT_IN_THIS_RELEASE = (

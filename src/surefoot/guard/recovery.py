@@ -158,7 +158,8 @@ class Recovery:
         fields: dict[str, object] = {"checkpoint": manifest.id if manifest else None, **self._fact_fields()}
         self._recorder.ledger(Event.ATTEMPT_STARTED, fields=fields | ({"asked_by": wish.by} if wish else {}))
         if loaded is None or manifest is None:
-            message = f"starting at step 0, attempt {state.attempt}, seed {self._config.run.seed}"
+            start = "starting" if state.attempt == 1 else "no checkpoint yet, starting over"
+            message = f"{start} at step 0, attempt {state.attempt}, seed {self._config.run.seed}"
             return Resumed(0, state.attempt, self._generation, None, None, message)
         self._recorder.ledger(Event.RUN_RESUMED, fields={"checkpoint": manifest.id, "state_digest": manifest.state_digest})
         self._tell_differences(manifest)
@@ -274,10 +275,14 @@ class Recovery:
                 where=str(self._root),
                 hint="the same command without --resume-from goes on from the newest",
             )
-        untried = f"not tried, because they are abandoned or suspect: {', '.join(found.left_out)}; " if found.left_out else ""
-        way_on = f"`surefoot train RUN --resume-from {found.left_out[-1]} --yes` goes on from one of them; " if found.left_out else ""
+        way_on = ""
+        if found.left_out:
+            *_, last = found.left_out
+            them = f"{', '.join(found.left_out)} {'was' if len(found.left_out) == 1 else 'were'} not tried (abandoned or suspect)"
+            way_on = f"{them}: `surefoot train RUN --resume-from {last} --yes` does; "
+        what = f"none of the {len(rejected)} checkpoints of this run loads; the last one tried, {rejected[-1]}"
         return CheckpointError(
-            f"none of the {len(rejected)} checkpoints of this run loads; {untried}the newest: {rejected[0]}",
+            what if len(rejected) > 1 else f"the only checkpoint of this run that may be tried does not load: {rejected[0]}",
             where=str(self._root),
             hint=f"{way_on}`surefoot checkpoint verify` names what is damaged in each; another [run] dir starts anew",
         )

@@ -72,7 +72,7 @@ class Loader:
         """
         rejected: list[str] = []
         near: list[Mapping[str, str]] = []
-        for candidate in found:
+        for number, candidate in enumerate(found, start=1):
             try:
                 loaded = self._load_or_mend(candidate)
                 self.canary = self._sing(loaded)
@@ -82,11 +82,13 @@ class Loader:
                     near.append(candidate)
                 reason = self.canary.reason
             except CheckpointError as error:
-                reason = str(error)
+                reason = _why(error)
             rejected.append(f"{candidate['id']}: {reason}")
-            self.recorder.say(f"checkpoint {candidate['id']} is rejected, falling back one generation: {reason}")
+            if number < len(found):  # the reason of the last one is for what follows: an error says it, or the note below
+                self.recorder.say(f"checkpoint {candidate['id']} is rejected, falling back to {found[number]['id']}: {reason}")
             self.recorder.ledger(Event.CHECKPOINT_REJECTED, reason=reason, fields={"id": candidate["id"]})
         if near:
+            self.recorder.say(f"checkpoint {rejected[-1]}")
             self.recorder.say(
                 f"note: canaries differ only within the tolerance: this machine does not repeat its own bits; {near[0]['id']} is taken"
             )
@@ -111,7 +113,7 @@ class Loader:
         try:
             return self._load(candidate)
         except CheckpointError as error:
-            reason = str(error)
+            reason = _why(error)
             beat_s = min(_MAX_BEAT_S, self.config.launch.collective_limit_s / 4)
             if not lead_long(self.world, lambda: self._mend(candidate["id"], reason), beat_s=beat_s):
                 raise
@@ -139,6 +141,11 @@ class Loader:
         return compare_canary(
             float(saved), held_out.loss, made_under=loaded.manifest, now=self.facts(), tolerance=self.config.checkpoint.replay_tolerance
         )
+
+
+def _why(error: CheckpointError) -> str:
+    """Without its hint: what to do is for the one to say who knows whether there is another checkpoint."""
+    return f"{error.where}: {error.what}" if error.where else error.what
 
 
 def survey(*, generation: int, recorder: Recorder, root: Path) -> dict[str, Any]:

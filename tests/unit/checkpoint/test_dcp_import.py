@@ -19,7 +19,7 @@ from surefoot.checkpoint.dcp_import import import_dcp, our_names
 from surefoot.checkpoint.restore import load
 from surefoot.checkpoint.state import collect
 from surefoot.checkpoint.verify import verify
-from surefoot.core.errors import CheckpointError, Corrupt, Incompatible, Incomplete
+from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, Incompatible, Incomplete
 from surefoot.core.records import Manifest
 from surefoot.tensors.world import World
 
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_named(
 
 def test_weights_without_moments_are_said_to_be_that(tmp_path: Path, training: Any, world: World) -> None:
     source = _stock_save(tmp_path / "theirs", {"model": training.model.state_dict()})
-    with pytest.raises(Incomplete, match="weights only"):
+    with pytest.raises(ConfigError, match="weights only"):
         import_dcp(source, state=collect(training.model, training.optimizer, for_load=True), world=world)
 
 
@@ -156,11 +156,11 @@ def test_a_second_copy_of_a_tied_weight_is_known_by_its_bits(tmp_path: Path, wor
 
 def test_our_own_and_safetensors_are_not_imported(committed: Path, training: Any, tmp_path: Path, world: World) -> None:
     live = collect(training.model, training.optimizer, for_load=True)
-    with pytest.raises(Incompatible, match="branch from it"):
+    with pytest.raises(ConfigError, match="branch from it"):
         import_dcp(committed, state=live, world=world)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(Incompatible, match="no moments"):
+    with pytest.raises(ConfigError, match="no moments"):
         import_dcp(tmp_path / "hf", state=live, world=world)
 
 
