@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from surefoot.core.sections import ModelSection, ParallelSection
-from surefoot.model.build import build_model, materialise, shard_units
-from surefoot.model.loss import loss_sum
-from surefoot.parallel.data_parallel import cut
+from surefoot.model.build import build_model, cut_plan, materialise
+from surefoot.model.loss import loss_of, loss_sum
+from surefoot.parallel.cut import cut
+from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
+from surefoot.tensors.world import join_world
 
 RunRanks = Callable[..., list[Any]]
 
@@ -40,24 +43,17 @@ def atom(index: int) -> Batch:
 
 def gradients_on_ranks(*, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection) -> None:
     model = build_model(section, VOCAB_SIZE, seed=4)
-    units = list(shard_units(model).values())
-    fill = partial(materialise, seed=4, device=CPU)
     model_cut = cut(
         model,
-        parallel,
-        units=units,
-        materialise=fill,
-        world_size=world_size,
-        device=CPU,
+        place_of(parallel, rank=rank, world_size=world_size),
+        plan=cut_plan(model),
+        materialise=partial(materialise, seed=4, device=CPU),
+        world=join_world(device=CPU, collective_limit_s=60.0),
+        autocast=nullcontext(),
         collective_limit_s=60.0,
     )
-    nats = 0.0
-    for micro_step in range(2):
-        with model_cut.micro_step(is_last=micro_step == 1):
-            sums = loss_sum(model_cut.forward, atom(micro_step * world_size + rank))
-            torch.autograd.backward(sums.objective)
-        nats += sums.nats.item()
-    assert nats > 0
+    atoms = [atom(micro_step * world_size + rank) for micro_step in range(2)]
+    assert model_cut.runner.run(atoms, start=lambda _: None, loss=loss_of).item() > 0
 
     reference = build_model(section, VOCAB_SIZE, seed=4)
     materialise(reference, seed=4, device=CPU)

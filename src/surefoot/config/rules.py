@@ -18,7 +18,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def broken_rules(config: RunConfig) -> list[Broken]:
     """All rules that `config` breaks: it cannot be trained like this."""
-    return [*_names(config), *_shapes(config), *_batches(config), *_schedules(config), *_saves(config), *_tiers(config)]
+    return [*_names(config), *_shapes(config), *_batches(config), *_layouts(config), *_schedules(config), *_saves(config), *_tiers(config)]
 
 
 def questionable(config: RunConfig) -> list[str]:
@@ -89,6 +89,23 @@ def _batches(config: RunConfig) -> Iterator[Broken]:
     if train.batch_ramp and train.batch_ramp[-1][1] != train.global_batch_size:
         what = f"the last entry has batch {train.batch_ramp[-1][1]}, global_batch_size is {train.global_batch_size}"
         yield "train.batch_ramp", what, "end with [first_sample, global_batch_size]: else nothing says when that size begins"
+
+
+def _layouts(config: RunConfig) -> Iterator[Broken]:
+    parallel = config.parallel
+    for setting, is_default in (
+        ("zero_stage", parallel.zero_stage == 3),
+        ("tp", parallel.tp == 1),
+        ("cp", parallel.cp == 1),
+        ("pp", parallel.pp == 1),
+        ("pp_schedule", parallel.pp_schedule == "1f1b"),
+        ("pp_chunks", parallel.pp_chunks == 0),
+        ("recompute", parallel.recompute == "none"),
+    ):
+        if not is_default:
+            yield f"parallel.{setting}", "not in this release", "leave it out"
+    if config.numerics.sums != "float":
+        yield "numerics.sums", "exact sums are not in this release", "leave it out"
 
 
 def _schedules(config: RunConfig) -> Iterator[Broken]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from surefoot.core.sections import RunConfig
 
 # Named in the specification, not built yet: these deserve a better answer than "unknown".
-NOT_IN_THIS_RELEASE = frozenset({"stage", "parallel.zero_stage", "parallel.pp_schedule", "parallel.pp_chunks", "parallel.recompute"})
+NOT_IN_THIS_RELEASE = frozenset({"stage"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def describe_type(kind: Any) -> str:
         return simple[kind]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        choices = ", ".join(f'"{choice}"' for choice in arguments)
+        choices = ", ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in arguments)
         return f"one of {choices}" if len(arguments) > 1 else f"only {choices}"
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         item = arguments[0]

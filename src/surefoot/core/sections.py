@@ -113,10 +113,22 @@ class ScheduleSection:
 class ParallelSection:
     dp_replicate: int = setting(1, "whole copies of the model", low=1)
     dp_shard: int = setting(1, "ranks that share one copy (fully_shard)", low=1)
-    tp: int = setting(1, "tensor parallel: not in this release", low=1, high=1)
-    cp: int = setting(1, "context parallel: not in this release", low=1, high=1)
+    zero_stage: Literal[1, 2, 3] = setting(
+        3, "what dp_shard frees between uses: 1 the moments alone, 2 gradients too, 3 parameters too", since=2
+    )
+    tp: int = setting(1, "ranks that share each matrix and each sequence inside a layer (tensor and sequence parallel)", low=1)
+    cp: int = setting(1, "ranks that share the positions of a sequence (context parallel)", low=1)
     ep: int = setting(1, "expert parallel: not in this release", low=1, high=1)
-    pp: int = setting(1, "pipeline parallel: not in this release", low=1, high=1)
+    pp: int = setting(1, "stages that the layers are dealt to (pipeline parallel)", low=1)
+    pp_schedule: Literal["1f1b", "interleaved", "zero_bubble"] = setting(
+        "1f1b", "the order of a pipeline's forwards and backwards", since=2
+    )
+    pp_chunks: int = setting(0, "pieces of the model per rank; 0 is 1 for 1f1b, else 2", low=0, since=2)
+    recompute: Literal["none", "selective", "full"] = setting(
+        "none",
+        "activations computed again in the backward: selective keeps products and attention, full keeps what enters a block",
+        since=2,
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -126,7 +138,9 @@ class ParallelSection:
 @dataclass(frozen=True, slots=True)
 class NumericsSection:
     deterministic: bool = setting(True, "deterministic kernels: a replay gives the same bits")
-    sums: Literal["float"] = setting("float", "exact sums are not in this release")
+    sums: Literal["float", "exact"] = setting(
+        "float", "exact: gradient, norm and loss sums do not depend on their order, so no layout changes a bit"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import logging
 import torch
 from torch import nn
 
+from surefoot.core.cut_plan import CutPlan
 from surefoot.core.errors import ConfigError
 from surefoot.core.functions import load_function
 from surefoot.core.hashing import key64
@@ -78,6 +79,14 @@ def shard_units(model: nn.Module) -> dict[str, nn.Module]:
     if not found:
         logger.warning("the model has no module list to cut along: under dp_shard it is gathered as a whole in every forward")
     return found
+
+
+def cut_plan(model: nn.Module) -> CutPlan:
+    """Local. How `model` may be cut; of a foreign one only what is gathered together is known."""
+    units = tuple(shard_units(model))
+    if isinstance(model, Transformer):
+        return CutPlan(units=units, blocks=tuple(name for name in units if name.startswith("blocks.")))
+    return CutPlan(units=units)
 
 
 def _children(model: nn.Module, name: str) -> list[nn.Module]:

@@ -31,8 +31,14 @@ def loss_sum(forward: Forward, batch: Batch, *, z_loss: float = 0.0) -> LossSums
     A phantom gives 0 and a gradient of exactly zero for every parameter that `forward` uses. The logits are the largest tensor of the step:
     they are viewed, never copied, unless the forward ran in bf16.
     """
-    logits_BSV = forward(batch.tokens_BS, batch.positions_BS, batch.doc_ids_BS)
-    logits_NV, labels_N = logits_BSV.flatten(0, 1).float(), batch.labels_BS.flatten()
+    return loss_of(forward(batch.tokens_BS, batch.positions_BS, batch.doc_ids_BS), batch, z_loss=z_loss)
+
+
+def loss_of(logits_BSV: torch.Tensor, batch: Batch, *, z_loss: float = 0.0) -> LossSums:
+    """Local, or collective where the logits are cut. In float32; in float64 where the logits are."""
+    logits_NV, labels_N = logits_BSV.flatten(0, 1), batch.labels_BS.flatten()
+    if logits_NV.dtype != torch.float64:
+        logits_NV = logits_NV.float()
     nats = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
     objective = nats + z_loss * _log_z_squared(logits_NV, labels_N) if z_loss else nats
     return LossSums(nats=nats.detach(), objective=objective)

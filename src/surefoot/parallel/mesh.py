@@ -1,7 +1,12 @@
-"""The device mesh from the config, outermost axis first. An axis of size 1 is left out, so a plain run has no mesh at all."""
+"""The ranks as a grid: axes from outermost to innermost, neighbours in the innermost one on the fastest links.
+
+Ranks that differ only in `cp` or `tp` or `pp` are one data rank: they get the same samples.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -10,25 +15,61 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from surefoot.core.errors import ConfigError
 from surefoot.core.sections import ParallelSection
 
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+SHARD_AXIS = "dp_shard_cp"
+"""Ranks that share one copy of the parameters: those of `dp_shard` and `cp` together, for both hold other tokens of one gradient."""
 
-def build_mesh(parallel: ParallelSection, *, world_size: int, device_type: str, collective_limit_s: float) -> DeviceMesh | None:
-    """Collective over the world. The mesh over (dp_replicate, dp_shard), or None when nothing is sharded.
 
-    Every group of it gets `collective_limit_s` as timeout; torch would give them 1800 s.
-    """
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This rank's coordinate on each of `AXES`."""
+
+    sizes: Mapping[str, int]
+    coordinates: Mapping[str, int]
+
+    @property
+    def data_rank(self) -> int:
+        return self.coordinates["dp_replicate"] * self.sizes["dp_shard"] + self.coordinates["dp_shard"]
+
+    @property
+    def num_data_ranks(self) -> int:
+        return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's loss and live tokens count: over all ranks, each token once. Context ranks have a part of the tokens each."""
+        return self.coordinates["tp"] == 0 and self.coordinates["pp"] == self.sizes["pp"] - 1
+
+
+def place_of(parallel: ParallelSection, *, rank: int, world_size: int) -> Place:
+    """Local. Raises ConfigError when the axes do not multiply to the number of ranks."""
     if parallel.num_ranks != world_size:
         raise ConfigError(
             f"[parallel] multiplies to {parallel.num_ranks} ranks, but {world_size} were started",
             where="[parallel]",
-            hint="make dp_replicate x dp_shard equal to the number of ranks",
+            hint="make the product of its axes equal to the number of ranks",
             got=world_size,
             wanted=parallel.num_ranks,
         )
-    if parallel.dp_shard == 1:
-        return None
-    axes = {"dp_replicate": parallel.dp_replicate, "dp_shard": parallel.dp_shard}
-    names = tuple(name for name, size in axes.items() if size > 1)
-    mesh = init_device_mesh(device_type, tuple(axes[name] for name in names), mesh_dim_names=names)
-    for group in mesh.get_all_groups():
+    sizes = {axis: int(getattr(parallel, axis)) for axis in AXES}
+    coordinates, rest = {}, rank
+    for axis in reversed(AXES):
+        rest, coordinates[axis] = divmod(rest, sizes[axis])
+    return Place(sizes, coordinates)
+
+
+def build_mesh(place: Place, *, device_type: str, collective_limit_s: float) -> DeviceMesh:
+    """Collective over the world. All `AXES`, also those of size 1, and `SHARD_AXIS`.
+
+    Every group of it gets `collective_limit_s` as timeout; torch would give them 1800 s.
+    """
+    mesh = init_device_mesh(device_type, tuple(place.sizes[axis] for axis in AXES), mesh_dim_names=AXES)
+    shared = mesh["dp_shard", "cp"]._flatten(SHARD_AXIS)
+    for group in (*mesh.get_all_groups(), shared.get_group()):
         _set_pg_timeout(timedelta(seconds=collective_limit_s), group)
     return mesh
+
+
+def shard_mesh(mesh: DeviceMesh, place: Place) -> DeviceMesh:
+    """For `fully_shard`: one axis, or two when there are whole copies of the model."""
+    return mesh["dp_replicate", SHARD_AXIS] if place.sizes["dp_replicate"] > 1 else mesh[SHARD_AXIS]

@@ -17,9 +17,10 @@ from surefoot.data.cursor import OnDataChange
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.manifest import TOKENIZER_NAME
 from surefoot.data.tokenizer import load_tokenizer
-from surefoot.model.build import build_model, materialise, shard_units
+from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.precision import autocast_context
-from surefoot.parallel.data_parallel import cut
+from surefoot.parallel.cut import cut
+from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
 from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
@@ -45,13 +46,14 @@ def _on_data_change() -> OnDataChange:
 
 def build_parts(config: RunConfig, world: World) -> Parts:
     """Collective over the world. Raises ConfigError or DataError before any collective when an input is wrong."""
+    place = place_of(config.parallel, rank=world.rank, world_size=world.size)
     data = ShardedLoader(
         config.data.path,
         data=config.data,
         train=config.train,
         seed=config.run.seed,
-        rank=world.rank,
-        num_ranks=world.size,
+        rank=place.data_rank,
+        num_ranks=place.num_data_ranks,
         on_data_change=_on_data_change(),
     )
     tokenizer = load_tokenizer(data.path / TOKENIZER_NAME)
@@ -66,24 +68,22 @@ def build_parts(config: RunConfig, world: World) -> Parts:
     model = build_model(config.model, data.vocab_size, seed=config.run.seed)
     model_cut = cut(
         model,
-        config.parallel,
-        units=list(shard_units(model).values()),
+        place,
+        plan=cut_plan(model),
         materialise=partial(materialise, seed=config.run.seed, device=world.device),
-        world_size=world.size,
-        device=world.device,
+        world=world,
+        autocast=autocast_context(config.train.precision, world.device),
         collective_limit_s=config.launch.collective_limit_s,
     )
-    autocast = autocast_context(config.train.precision, world.device)
     parts = Parts(
         config=config,
         world=world,
         cut=model_cut,
         parameters=[parameter for parameter in model_cut.module.parameters() if parameter.requires_grad],
         optimizer=build_optimizer(model_cut.module, config.optimizer),
-        autocast=autocast,
         data=data,
         tokenizer=tokenizer,
-        evaluation=HeldOut(data.heldout_batches(), module=model_cut.module, world=world, autocast=autocast),
+        evaluation=HeldOut(data.heldout_batches(), cut=model_cut, world=world),
     )
     if model_cut.needs_rehearsal:
         _rehearse(parts)

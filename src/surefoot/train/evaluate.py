@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from surefoot.core.records import HeldOutLoss
 from surefoot.data.loader import HeldoutBatches
-from surefoot.model.loss import loss_sum
+from surefoot.model.loss import loss_of
+from surefoot.parallel.cut import Cut
 from surefoot.tensors.world import World, reduce_sum
 
 
 class HeldOut:
     """An EvalPort over batches that were fixed at the start."""
 
-    def __init__(self, batches: HeldoutBatches, *, module: nn.Module, world: World, autocast: AbstractContextManager[Any]) -> None:
+    def __init__(self, batches: HeldoutBatches, *, cut: Cut, world: World) -> None:
         self._batches = batches
-        self._module = module
+        self._cut = cut
         self._world = world
-        self._autocast = autocast
 
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. None when no document was held out. Changes no state and draws no random number."""
-        nats = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        with evaluating(self._module), self._autocast:
-            for atom in self._batches.micro_batches:
-                nats += loss_sum(self._module, atom.to(self._world.device)).nats
+        with evaluating(self._cut.module):
+            nats = self._cut.runner.evaluate(self._batches.micro_batches, loss=loss_of)
         counts = torch.tensor([self._batches.num_live_tokens, self._batches.num_bytes], dtype=torch.float64, device=self._world.device)
-        total_nats, num_tokens, num_bytes = reduce_sum(self._world, torch.cat((nats.reshape(1), counts))).tolist()
+        mine = torch.cat((nats.reshape(1), counts))
+        total_nats, num_tokens, num_bytes = reduce_sum(
+            self._world, mine if self._cut.place.counts_loss else torch.zeros_like(mine)
+        ).tolist()
         if not num_tokens:
             return None
         loss = total_nats / num_tokens

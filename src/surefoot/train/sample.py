@@ -13,7 +13,7 @@ def text_sample(parts: Parts, *, num_tokens: int) -> str:
     tokenizer = parts.tokenizer
     with evaluating(parts.cut.module):
         ids = generate(
-            parts.cut.module,
+            parts.cut.runner.logits,
             [tokenizer.eos_id],
             num_tokens=num_tokens,
             context_len=parts.config.data.seq_len,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,9 +15,9 @@ from surefoot.core.sections import RunConfig
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.tokenizer import Tokenizer
 from surefoot.guard import Guard
-from surefoot.model.loss import loss_sum
+from surefoot.model.loss import loss_of
 from surefoot.parallel.clip import scale_gradients
-from surefoot.parallel.data_parallel import Cut
+from surefoot.parallel.cut import Cut
 from surefoot.tensors.batch import Batch
 from surefoot.tensors.random import RandomKey
 from surefoot.tensors.world import World
@@ -36,7 +35,6 @@ class Parts:
     cut: Cut
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
-    autocast: AbstractContextManager[Any]
     data: ShardedLoader
     tokenizer: Tokenizer
     evaluation: HeldOut
@@ -48,9 +46,10 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     batch = next(parts.data)
     fetched_s = time.monotonic()
     nats = forward_backward(parts, batch.micro_batches, step=guard.step)
+    counts = parts.cut.place.counts_loss
     action = guard.judge(
-        nats,
-        batch.num_live_tokens,
+        nats if counts else torch.zeros_like(nats),
+        batch.num_live_tokens if counts else 0,
         lr=rate,
         data_wait_s=batch.data_wait_s,
         forward_backward_s=time.monotonic() - fetched_s,
@@ -65,16 +64,12 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
 
 
 def forward_backward(parts: Parts, atoms: Sequence[Batch], *, step: int) -> torch.Tensor:
-    """Collective over the data axes. Adds the gradient of the *sum* over live tokens into `.grad`; returns this rank's nats, float64.
+    """Collective over the grid. Adds the gradient of the *sum* over live tokens into `.grad`; returns this rank's nats, float64.
 
     Whatever the model draws comes from streams keyed by (seed, step, atom): not by rank, history or number of ranks.
     """
-    total_nats = torch.zeros((), dtype=torch.float64, device=parts.world.device)
-    for index, atom in enumerate(atoms):
-        with parts.cut.micro_step(is_last=index + 1 == len(atoms)):
-            RandomKey(parts.config.run.seed, step, atom.atom).start_streams()
-            with parts.autocast:
-                sums = loss_sum(parts.cut.forward, atom.to(parts.world.device), z_loss=parts.config.model.z_loss)
-            sums.objective.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
-        total_nats += sums.nats
-    return total_nats
+    return parts.cut.runner.run(
+        atoms,
+        start=lambda atom: RandomKey(parts.config.run.seed, step, atom.atom).start_streams(),
+        loss=partial(loss_of, z_loss=parts.config.model.z_loss),
+    )
