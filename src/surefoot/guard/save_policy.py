@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from surefoot.core.records import Signals
 from surefoot.core.sections import CheckpointSection
 
@@ -41,3 +43,8 @@ def reason_to_save(
     if section.interval_s and signals.save_clock_s >= section.interval_s:
         return f"every {section.interval_s:g} s"
     return None
+
+
+def is_kept_for_good(step: int, *, milestone_steps: int, boundaries: Collection[int]) -> bool:
+    """Whether a checkpoint of this very step is one that retention keeps when all around it go: one of a later step is not in its place."""
+    return (milestone_steps > 0 and step % milestone_steps == 0) or step in boundaries

@@ -16,6 +16,7 @@ from pathlib import Path
 from surefoot.checkpoint.commit import await_outcome, error_of, no_memory, outcome_of, prepare, tell
 from surefoot.checkpoint.manifest import checkpoint_id, read_manifest
 from surefoot.checkpoint.memory_limit import memory_limit, slots_that_fit
+from surefoot.checkpoint.retention import boundaries
 from surefoot.checkpoint.save_plan import PlannedSave, SavePlans
 from surefoot.checkpoint.slot import Slot
 from surefoot.checkpoint.slot_pool import SlotPool, close_all, slots_handed_over
@@ -33,7 +34,7 @@ from surefoot.core.version import __version__
 from surefoot.guard.account import Account
 from surefoot.guard.environment import describe_environment
 from surefoot.guard.recording import Recorder
-from surefoot.guard.save_policy import reason_to_save
+from surefoot.guard.save_policy import is_kept_for_good, reason_to_save
 from surefoot.guard.state import TrainState
 from surefoot.guard.upload_thread import UploadThread
 from surefoot.monitor.vector import SaveState
@@ -82,6 +83,7 @@ class Saver:
         self._state = state
         self._config = config
         self._section = config.checkpoint
+        self._boundaries = boundaries(config)
         self._world = world
         self._generation = generation
         self._recorder = recorder
@@ -189,21 +191,25 @@ class Saver:
         """Local, the same on all ranks. Why the present state is saved now, and whether the loop waits for the commit; or None.
 
         A save for which some rank has no free slot is put off to the first step at which all have one, but for no longer than an upload may
-        take: then it is tried, and fails by name. One that the loop waits for is not put off.
+        take: then it is tried, and fails by name. One that is wanted of this very step is not put off: the loop waits, as at the end.
         """
+        step = self._state.step
         wanted = reason_to_save(
-            self._state.step,
+            step,
             signals,
             self._section,
             num_steps=self._config.train.num_steps,
             last_saved_step=self.last_saved_step,
             auto_steps=auto_steps,
         )
-        is_last = self._state.step >= self._config.train.num_steps or signals.leave_requested
         reason = wanted or self._failures.again or self._put_off
-        if reason is None or self._state.step == self.last_saved_step:
+        if reason is None or step == self.last_saved_step:
             return None
-        if is_last:
+        if step >= self._config.train.num_steps or signals.leave_requested:
+            return reason, True
+        is_exact = wanted is not None and is_kept_for_good(step, milestone_steps=self._section.milestone_steps, boundaries=self._boundaries)
+        if is_exact and not signals.save_slot_free:
+            self._put_off = None  # what was put off until now is saved with it
             return reason, True
         now_s = signals.ranks[0].step_clock_s  # one clock for all
         if self._put_off is None:

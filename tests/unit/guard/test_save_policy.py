@@ -4,7 +4,7 @@ import pytest
 
 from surefoot.core.records import Signals
 from surefoot.core.sections import CheckpointSection
-from surefoot.guard.save_policy import reason_to_save
+from surefoot.guard.save_policy import is_kept_for_good, reason_to_save
 
 
 def signals(*, leave: bool = False, save: bool = False, clock_s: float = 0.0) -> Signals:
@@ -66,3 +66,12 @@ def test_auto_counts_from_the_last_save(step: int, saves: bool) -> None:
     assert (reason == "every 7 steps, as measured") is saves
     assert reason_to_save(504, signals(), auto, num_steps=1000, last_saved_step=5) is None  # 500 until it has measured
     assert reason_to_save(505, signals(), auto, num_steps=1000, last_saved_step=5) is not None
+
+
+@pytest.mark.parametrize(("step", "kept"), [(50, True), (51, False), (13, True), (14, False)])
+def test_multiples_of_the_milestone_and_changes_of_the_run_are_kept_for_good(step: int, kept: bool) -> None:
+    assert is_kept_for_good(step, milestone_steps=25, boundaries={13}) is kept
+
+
+def test_without_milestones_no_step_is_one() -> None:
+    assert not is_kept_for_good(50, milestone_steps=0, boundaries=())

@@ -25,7 +25,7 @@ from surefoot.checkpoint.upload import Uploader
 from surefoot.checkpoint.verify import verify
 from surefoot.core.errors import CheckpointError, ConfigError
 from surefoot.core.records import LedgerEntry, StepReport
-from surefoot.core.sections import CheckpointSection, RunConfig, RunSection, TrainSection
+from surefoot.core.sections import CheckpointSection, RunConfig, RunSection, ScheduleSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.observe.ledger import read_ledger
 
@@ -363,6 +363,33 @@ def test_without_a_free_slot_a_save_is_put_off_and_no_slot_is_taken_twice(tmp_pa
     assert hand.committed[:2] == ["s2-a1", "s4-a1"]
     assert "s10-a1" in seen[10] + seen[11]  # the first step at which there is one again
     assert hand.committed[-1] == "s16-a1"
+
+
+@pytest.mark.parametrize(("milestone_steps", "warmup_steps"), [(10, 0), (0, 10)], ids=["milestone", "end of the warm-up"])
+def test_a_save_of_a_step_that_is_kept_for_good_waits_for_a_slot(
+    tmp_path: Path, slots: list[Slot], milestone_steps: int, warmup_steps: int
+) -> None:
+    """Slots are full since step 4, and the saves of 6 and 8 were put off; at 10 the loop waits until there is one again."""
+    hand = ByHand(tmp_path, slots)
+
+    def fill(loop: Loop) -> None:
+        if loop.guard.step in (2, 4):
+            wait_for(lambda: slots[loop.guard.step // 2 - 1].state() is SlotState.STAGED)
+
+    def free(loop: Loop) -> None:
+        if loop.guard.step + 1 == 10:  # what all ranks say of this step is said: no slot is free
+            assert hand.committed == []
+            hand.start()
+
+    config = config_of(tmp_path, num_steps=12, interval_steps=2, milestone_steps=milestone_steps)
+    config = replace(config, schedule=ScheduleSection(warmup_steps=warmup_steps))
+    try:
+        loop = Loop(config, after_finish=fill, after_judge=free).run()
+    finally:
+        hand.end()
+    assert hand.committed == ["s2-a1", "s4-a1", "s10-a1", "s12-a1"]
+    assert {report.saved for report in loop.reports if report.step == 10} == {"s10-a1"}
+    assert loop.entries("save.failed") == []
 
 
 def test_a_rank_hears_from_its_slot_that_the_uploader_failed(tmp_path: Path, slots: list[Slot]) -> None:
