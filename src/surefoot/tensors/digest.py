@@ -84,8 +84,13 @@ class BoxDigest(HostBox):
 
     def __init__(self, sizes: Sequence[int], *, dtype: torch.dtype, global_shape: Sequence[int], offsets: Sequence[int]) -> None:
         word_bytes = min(dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize, 4)
-        runs = Runs(sizes, global_shape=global_shape, offsets=offsets, words_per_element=dtype.itemsize // word_bytes)
-        super().__init__(runs, word_bytes=word_bytes)
+        super().__init__(_runs(tuple(sizes), tuple(global_shape), tuple(offsets), dtype.itemsize // word_bytes), word_bytes=word_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _runs(sizes: tuple[int, ...], global_shape: tuple[int, ...], offsets: tuple[int, ...], words_per_element: int) -> Runs:
+    """Cached because every save meets the same tensors."""
+    return Runs(sizes, global_shape=global_shape, offsets=offsets, words_per_element=words_per_element)
 
 
 def _check_box(local: torch.Tensor, global_shape: Sequence[int], offsets: Sequence[int]) -> None:
@@ -100,8 +105,9 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     """The bits as one flat row of unsigned words of at most 4 bytes, lowest first."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    flat = tensor.resolve_neg().contiguous().view(-1)
-    return flat.view(_WORDS[min(flat.dtype.itemsize, 4)])
+    if tensor.is_neg() or not tensor.is_contiguous():
+        tensor = tensor.resolve_neg().contiguous()
+    return tensor.view(-1).view(_WORDS[min(tensor.dtype.itemsize, 4)])
 
 
 def _contiguous(words: torch.Tensor, *, first: int) -> int:

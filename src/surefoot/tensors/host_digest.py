@@ -4,9 +4,11 @@ What the sum is stands in `digest`. Here is how. 32-bit words are taken in pairs
 
     lo * w0 + hi * w1  =  X * w0 + hi * (w1 - 2^32 * w0)   mod 2^64
 
-so that one loop multiplies and adds (einsum) over the memory as it is and one over X >> 32; no word is widened. Narrower words are widened,
-multiplied and added one after the other. All of it in pieces that stay in the cache of a core, in buffers that are used again: fresh
-memory costs more than the sum. Every call has its microsecond, so short runs are taken many at once.
+so that one loop multiplies and adds (einsum) over the memory as it is and one over X >> 32; no word is widened. Narrower words are widened.
+Where the same columns come again, in the next block or after some runs of a shard, that is to floats, and a product of matrices sums
+several turns at once: weights cut into digits keep every sum a whole number below 2^53, which floats add without rounding, in any order.
+All of it in pieces that stay in the cache of a core, in buffers that are used again: fresh memory costs more than the sum. Every call has
+its microsecond, so short runs are taken many at once.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +34,10 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 Wide = npt.NDArray[np.uint64]
 
 _PIECE = BLOCK  # words that are worked on at once, at most; with weights and buffer no more than a core's second cache
+_TURNS = 4  # of a cycle at once
+_SLAB = 1 << 13  # words of each turn at once
+_CYCLE_WORDS = 1 << 17  # longer ones have weights that no cache holds
+_DIGIT_BITS = {1: 32, 2: 22}  # by bytes of a word: a word times a digit, summed over a slab, stays below 2^53
 _LONG_RUN = 1 << 13  # from here on a run is worth calls of its own
 _SHORT_RUN = 16  # below, picking weights one by one is faster than copying rows of them
 
@@ -52,21 +60,34 @@ class HostBox:
         length = self._runs.length
         while len(words):
             number, within = divmod(self.num_done, length)
-            num_runs = 0 if within or length >= _LONG_RUN else min(len(words) // length, _PIECE // length)
+            num_runs = 0 if within or length >= _LONG_RUN else len(words) // length
             if num_runs > 1:
+                num_runs, found = self._whole_runs(words[: num_runs * length].reshape(num_runs, length), number=number)
+                self._sum += found
                 taken = num_runs * length
-                self._sum += self._whole_runs(words[:taken].reshape(num_runs, length), number=number)
             else:
                 taken = min(length - within, len(words))
                 self._sum += consecutive(words[:taken], first=self._runs.start(number) + within)
             words = words[taken:]
             self.num_done += taken
 
-    def _whole_runs(self, runs: Words, *, number: int) -> int:
-        step = self._runs.step
+    def _whole_runs(self, runs: Words, *, number: int) -> tuple[int, int]:
+        """How many of them were taken, and their sum."""
+        step, most = self._runs.step, _PIECE // self._runs.length
+        num_runs = _runs_of_cycle(step) if step else 1
+        if step and runs.itemsize in _DIGIT_BITS and _SLAB <= num_runs * self._runs.length <= _CYCLE_WORDS:
+            early = -number % num_runs  # what is left of a turn that began in an earlier piece
+            num_turns = min((len(runs) - early) // num_runs, _TURNS)
+            if num_turns > 1 and not early:
+                cycle = _cycle(self._runs.start(0) % BLOCK, step=step, length=self._runs.length, word_bytes=runs.itemsize)
+                turns = runs[: num_turns * num_runs].reshape(num_turns, cycle.num_words)
+                return num_turns * num_runs, _turns(turns, cycle=cycle, first_row=self._runs.start(number) // BLOCK)
+            if num_turns > 1:
+                most = min(most, early)
+        runs = runs[:most]
         if step and BLOCK // step * self._runs.length >= _LONG_RUN:
-            return _spaced(runs, first=self._runs.start(number), step=step)
-        return _scattered(runs, starts=self._runs.starts(number, number + len(runs)))
+            return len(runs), _spaced(runs, first=self._runs.start(number), step=step)
+        return len(runs), _scattered(runs, starts=self._runs.starts(number, number + len(runs)))
 
     @property
     def value(self) -> int:
@@ -123,49 +144,126 @@ def consecutive(words: Words, *, first: int) -> int:
     while at < len(words):
         row, column = divmod(first + at, BLOCK)
         length = min(len(words) - at, BLOCK - column)
-        total += _row_weight(row) * _within_row(words[at : at + length].reshape(1, length), column=column, step=0)
+        num_rows = min((len(words) - at) // BLOCK, _TURNS) if column == 0 and words.itemsize in _DIGIT_BITS else 0
+        if num_rows > 1:
+            length, cycle = num_rows * BLOCK, _cycle(0, step=BLOCK, length=BLOCK, word_bytes=words.itemsize)
+            total += _turns(words[at : at + length].reshape(num_rows, BLOCK), cycle=cycle, first_row=row)
+        else:
+            total += _row_weight(row) * _within_row(words[at : at + length], column=column)
         at += length
+    return total & MASK
+
+
+def _within_row(words: Words, *, column: int) -> int:
+    """Sum, without the row's weight, over words that start at `column` of one row."""
+    if words.itemsize == 4 and len(words) > 2:
+        odd = column % 2
+        even = odd + (len(words) - odd) // 2 * 2
+        pairs = words[odd:even].view(np.uint64)
+        if pairs.flags.aligned:
+            total = _pairs(pairs, pair=(column + odd) // 2)
+            if odd:
+                total += int(words[0]) * int(_columns()[column])
+            if even < len(words):
+                total += int(words[even]) * int(_columns()[column + even])
+            return total
+    wide = _scratch()[0][: len(words)]
+    np.copyto(wide, words)
+    np.multiply(wide, _columns()[column : column + len(words)], out=wide)
+    return int(np.add.reduce(wide))
+
+
+def _pairs(pairs: Wide, *, pair: int) -> int:
+    first, second = _pair_weights()
+    high = _scratch()[0][: len(pairs)]
+    np.right_shift(pairs, 32, out=high)
+    end = pair + len(pairs)
+    return int(np.einsum("i,i->", pairs, first[pair:end])) + int(np.einsum("i,i->", high, second[pair:end]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cycle:
+    """Runs at even distances until one starts at the column where the first did: from there on the weights, without the rows', repeat.
+
+    `slabs` are (begin, end, digits): words of the cycle in the same row, and their columns' weights in digits, lowest first, as floats.
+    `rows` are the rows that it meets, counted from the first, and `firsts` the first slab in each. The next turn is `num_rows` further.
+    """
+
+    num_words: int
+    num_rows: int
+    rows: tuple[int, ...]
+    firsts: tuple[int, ...]
+    slabs: tuple[tuple[int, int, npt.NDArray[np.float64]], ...]
+
+
+def _runs_of_cycle(step: int) -> int:
+    return BLOCK // math.gcd(step, BLOCK)
+
+
+@lru_cache(maxsize=8)
+def _cycle(column: int, *, step: int, length: int, word_bytes: int) -> _Cycle:
+    index = (column + step * np.arange(_runs_of_cycle(step))[:, None] + np.arange(length)).reshape(-1)
+    rows, weights, bits = index // BLOCK, _columns()[index % BLOCK], _DIGIT_BITS[word_bytes]
+    digits = np.stack([(weights >> np.uint64(low)) & np.uint64((1 << bits) - 1) for low in range(0, 64, bits)]).astype(np.float64)
+    borders = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist()]
+    begins = sorted({*range(0, len(index), _SLAB), *borders})
+    return _Cycle(
+        num_words=len(index),
+        num_rows=_runs_of_cycle(step) * step // BLOCK,
+        rows=tuple(rows[borders].tolist()),
+        firsts=tuple(begins.index(border) for border in borders),
+        slabs=tuple((begin, end, digits[:, begin:end].copy()) for begin, end in pairwise([*begins, len(index)])),
+    )
+
+
+def _turns(words: Words, *, cycle: _Cycle, first_row: int) -> int:
+    """Sum over a few turns of a cycle, one a row of `words`, whose first words lie in `first_row`.
+
+    A product of matrices of floats, all of them whole numbers, and exact: the digits of weights are so small that no sum reaches 2^53.
+    """
+    bits, total = _DIGIT_BITS[words.itemsize], 0
+    floats = _scratch()[0].view(np.float64)
+    sums = np.empty((len(cycle.slabs), -(-64 // bits), len(words)))
+    for found, (begin, end, digits) in zip(sums, cycle.slabs, strict=True):
+        slab = floats[: len(words) * (end - begin)].reshape(len(words), end - begin)
+        np.copyto(slab, words[:, begin:end])
+        np.matmul(digits, slab.T, out=found)
+    in_rows = np.add.reduceat(sums.astype(np.uint64), cycle.firsts, axis=0).tolist()
+    for row, by_digit in zip(cycle.rows, in_rows, strict=True):
+        for digit, by_turn in enumerate(by_digit):
+            for turn, part in enumerate(by_turn):
+                total += (part << bits * digit) * _row_weight(first_row + row + turn * cycle.num_rows)
     return total & MASK
 
 
 def _spaced(runs: Words, *, first: int, step: int) -> int:
     """Sum over short runs, one a row of `runs`, of which each starts `step` words after the one before."""
-    length = runs.shape[1]
-    total = at = 0
-    while at < len(runs):
-        row, column = divmod(first + at * step, BLOCK)
-        inside = (BLOCK - column - length) // step + 1  # runs that end before the border
-        if inside > 0:
-            total += _row_weight(row) * _within_row(runs[at : at + inside], column=column, step=step)
-            at += inside
-        else:
-            total += consecutive(runs[at], first=first + at * step)
-            at += 1
-    return total & MASK
-
-
-def _within_row(runs: Words, *, column: int, step: int) -> int:
-    """Sum, without the row's weight, over runs that start at `column`, `column + step`, ... of one row."""
-    num_runs, length = runs.shape
-    if runs.itemsize == 4 and length > 2:
-        odd = column % 2
-        even = odd + (length - odd) // 2 * 2
-        pairs = runs[:, odd:even].view(np.uint64)
-        if pairs.flags.aligned and (num_runs == 1 or not (odd or step % 2 or even < length)):
-            ends = (*range(odd), *range(even, length))
-            singles = sum(int(runs[0, i]) * int(_columns()[column + i]) for i in ends)
-            return singles + _pairs(pairs, pair=(column + odd) // 2, step=step // 2)
+    if runs.itemsize == 4 and not (first % 2 or step % 2 or runs.shape[1] % 2) and (pairs := runs.view(np.uint64)).flags.aligned:
+        high = _scratch()[0][: pairs.size].reshape(pairs.shape)
+        np.right_shift(pairs, 32, out=high)
+        even, odd = _pair_weights()
+        return _row_by_row(((pairs, even), (high, odd)), first=first // 2, step=step // 2, block=BLOCK // 2)
     wide = _scratch()[0][: runs.size].reshape(runs.shape)
     np.copyto(wide, runs)
-    np.multiply(wide, _strided(_columns(), column, shape=runs.shape, step=step), out=wide)
-    return int(np.add.reduce(wide, axis=None))
+    return _row_by_row(((wide, _columns_twice()),), first=first, step=step, block=BLOCK)
 
 
-def _pairs(pairs: Wide, *, pair: int, step: int) -> int:
-    first, second = (_strided(weights, pair, shape=pairs.shape, step=step) for weights in _pair_weights())
-    high = _scratch()[0][: pairs.size].reshape(pairs.shape)
-    np.right_shift(pairs, 32, out=high)
-    return int(np.einsum("ij,ij->", pairs, first)) + int(np.einsum("ij,ij->", high, second))
+def _row_by_row(terms: tuple[tuple[Wide, Wide], ...], *, first: int, step: int, block: int) -> int:
+    """Sum over the terms, runs times weights, of spaced runs; a run may reach into the next row of `block` columns."""
+    num_runs, length = terms[0][0].shape
+    total = at = 0
+    while at < num_runs:
+        row, column = divmod(first + at * step, block)
+        end = min(num_runs, at + (block - column - 1) // step + 1)  # those that start in this row
+        for runs, weights in terms:
+            in_row = _strided(weights, column, shape=(end - at, length), step=step)
+            total += _row_weight(row) * int(np.einsum("ij,ij->", runs[at:end], in_row))
+        border = block - column - (end - 1 - at) * step
+        if border < length:  # what lies past the border has the weight of the next row
+            past = sum(int(np.einsum("i,i->", runs[end - 1, border:], weights[: length - border])) for runs, weights in terms)
+            total += past * (_row_weight(row + 1) - _row_weight(row))
+        at = end
+    return total & MASK
 
 
 def _strided(weights: Wide, at: int, *, shape: tuple[int, ...], step: int) -> Wide:
@@ -202,6 +300,7 @@ def row_weights(rows: npt.NDArray[np.integer[Any]]) -> Wide:
     return weights
 
 
+@lru_cache(maxsize=1 << 14)
 def _row_weight(row: int) -> int:
     return int(_splitmix64((ROW_SEED + row) & MASK)) | 1
 
@@ -219,7 +318,7 @@ def _columns_twice() -> Wide:
 
 @lru_cache(maxsize=1)
 def _pair_weights() -> tuple[Wide, Wide]:
-    even, odd = _columns()[0::2].copy(), _columns()[1::2]
+    even, odd = _columns_twice()[0::2].copy(), _columns_twice()[1::2]
     return even, odd - (even << np.uint64(32))
 
 

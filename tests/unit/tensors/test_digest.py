@@ -212,6 +212,9 @@ BOXES = {
     "runs in two nested rows": ((40, 15, 50), (40, 30, 100), (0, 9, 34)),
     "runs of a few words": ((70, 40, 3), (90, 40, 29), (11, 0, 26)),
     "long runs": ((3, 9001), (5, 30_011), (1, 12_345)),
+    "columns that come again": ((700, 192), (710, 512), (3, 131)),
+    "columns that come again after skipped rows": ((13, 4200), (15, 98_304), (1, 63_000)),
+    "whole blocks": ((1, 7 * 65_536 + 5), (2, 9 * 65_536), (1, 65_533)),
     "one run": ((1, 77_777), (5, 100_003), (3, 9)),
 }
 
@@ -260,6 +263,24 @@ def test_a_box_in_pieces_has_the_digest_of_the_box(dtype: torch.dtype, offsets: 
     for piece in words.tensor_split(num_pieces):
         digest.update(piece.numpy())
     assert digest.value == box_digest(box, global_shape=shape, offsets=offsets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("num_pieces", [2, 3, 7])
+def test_pieces_need_not_begin_where_columns_come_again(dtype: torch.dtype, num_pieces: int) -> None:
+    box, shape, offsets = random_bits(dtype, (900, 192)), (910, 512), (3, 131)
+    digest = BoxDigest(box.shape, dtype=dtype, global_shape=shape, offsets=offsets)
+    for piece in box.view(-1).view(torch.uint8).view(-1, digest.word_bytes).tensor_split(num_pieces):
+        digest.update(piece.numpy())
+    rows = [box_digest(box[i : i + 1], global_shape=shape, offsets=(3 + i, 131)) for i in range(len(box))]
+    assert digest.value == combine(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16], ids=str)
+def test_the_largest_sums_are_exact(dtype: torch.dtype) -> None:
+    """Floats carry some of the sums: all bits set is as large as they get."""
+    tensor = torch.full((4 * 65_536,), -1, dtype=torch.int16).view(dtype)[: 4 * 65_536]
+    assert tensor_digest(tensor) == reference_digest(tensor)
 
 
 def test_a_box_in_pieces_knows_when_it_is_whole() -> None:
