@@ -9,8 +9,8 @@ import torch
 
 from surefoot.core.clock import Clock
 from surefoot.core.records import Signals, Verdict
-from surefoot.guard.saving import SaveWords
 from surefoot.guard.state import TrainState
+from surefoot.guard.under_way import SaveWords
 from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
 from surefoot.monitor.vector import Flag, HostWords, encode, fold
 from surefoot.monitor.verdict import judge

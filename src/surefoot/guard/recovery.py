@@ -29,9 +29,10 @@ from surefoot.guard.replay import (
     from_json,
     to_json,
 )
-from surefoot.guard.restoring import Loader, Survey, survey, survey_from_json
+from surefoot.guard.restoring import Loader
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
+from surefoot.guard.survey import Survey, survey, survey_from_json
 from surefoot.guard.trajectory import Facts, difference_fields, facts_of, fold_history, recorded_after
 from surefoot.observe.interruptions import Interruptions
 from surefoot.observe.lineage import Lineage, candidates, fold_lineage

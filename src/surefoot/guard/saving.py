@@ -7,67 +7,31 @@ travels in the vector of each step, so all ranks learn it at the same step, and 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.checkpoint.commit import await_outcome, error_of, no_memory, outcome_of, prepare, tell
 from surefoot.checkpoint.manifest import checkpoint_id, read_manifest
-from surefoot.checkpoint.memory_limit import memory_limit, slots_that_fit
 from surefoot.checkpoint.retention import boundaries
-from surefoot.checkpoint.save_plan import PlannedSave, SavePlans
+from surefoot.checkpoint.save_plan import SavePlans
 from surefoot.checkpoint.slot import Slot
-from surefoot.checkpoint.slot_pool import SlotPool, close_all, slots_handed_over
 from surefoot.checkpoint.staging import CudaCopies, DeviceCopies, Snapshot, Work
-from surefoot.checkpoint.state import LiveState, collect
-from surefoot.checkpoint.upload import Uploader
 from surefoot.core.clock import Clock
-from surefoot.core.errors import CheckpointError, ConfigError, SurefootError, Torn
+from surefoot.core.errors import CheckpointError, SurefootError, Torn
 from surefoot.core.events import Event
-from surefoot.core.identity import code_hashes, section_hashes
-from surefoot.core.ports import NamedData
 from surefoot.core.records import Manifest, Signals
 from surefoot.core.sections import RunConfig
-from surefoot.core.version import __version__
-from surefoot.guard.account import Account
-from surefoot.guard.environment import describe_environment
+from surefoot.guard.host_copies import HostCopies
 from surefoot.guard.recording import Recorder
+from surefoot.guard.save_contents import Contents, SaveContents, overlap_refused_by
 from surefoot.guard.save_policy import is_kept_for_good, reason_to_save
 from surefoot.guard.state import TrainState
-from surefoot.guard.upload_thread import UploadThread
+from surefoot.guard.under_way import Failures, SaveWords, UnderWay
+from surefoot.guard.upload_thread import upload_thread
 from surefoot.monitor.vector import SaveState
-from surefoot.observe.ledger import LEDGER_NAME, Ledger
-from surefoot.tensors.world import World, agree_ok, broadcast_json, gather_json
+from surefoot.tensors.world import World, broadcast_json, gather_json
 
 logger = logging.getLogger(__name__)
-
-_INDEX_ROOM_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SaveWords:
-    """What this rank says about saves in the vector of a step. `wants_save` asks for one."""
-
-    point: int
-    state: SaveState
-    slot_free: bool
-    wants_save: bool
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """A save whose outcome is not agreed on. Without a slot it failed before one was filled; `error` says why."""
-
-    id: str
-    step: int
-    point: int
-    reason: str
-    began_s: float
-    slot: Slot | None = None
-    snapshot: Snapshot | None = None
-    error: SurefootError | None = None
 
 
 class Saver:
@@ -85,16 +49,14 @@ class Saver:
         self._section = config.checkpoint
         self._boundaries = boundaries(config)
         self._world = world
-        self._generation = generation
         self._recorder = recorder
         self._clock = clock
+        self._contents = SaveContents(state, config=config, world=world, generation=generation, recorder=recorder, clock=clock)
         self._plans = SavePlans()
-        self._fitted: PlannedSave | None = None
-        self._reserving: threading.Thread | None = None
         self._copies: DeviceCopies | None = CudaCopies(world.device) if world.device.type == "cuda" else None
-        self._under_way: deque[_UnderWay] = deque()
+        self._under_way: deque[UnderWay] = deque()
         self._point = 0
-        self._failures = _Failures(config.checkpoint.max_save_tries, began_s=clock.monotonic_s())
+        self._failures = Failures(config.checkpoint.max_save_tries, began_s=clock.monotonic_s())
         self._put_off: str | None = None
         self._put_off_at_s = 0.0
         self._last_began_s = clock.monotonic_s()
@@ -102,11 +64,12 @@ class Saver:
         self._committed_step = 0
         self._told_damaged = ""
         self._begun_at: tuple[int, int] = (-1, 0)
-        handed_over = slots_handed_over()
-        self.sibling_slots = [slot for slot in handed_over if slot.rank != world.rank]
-        own = [slot for slot in handed_over if slot.rank == world.rank]
-        self._pool = SlotPool(own) if own else SlotPool.create(rank=world.rank, num_slots=config.checkpoint.num_slots)
-        self._uploads = None if own else self._make_thread(run_dir)
+        self._host = HostCopies(config.checkpoint, world=world, recorder=recorder)
+        self._uploads = None
+        if not self._host.are_the_agents:
+            self._uploads = upload_thread(
+                self._host.own, config=config, run_dir=run_dir, generation=generation, leads=world.leads, clock=clock
+            )
 
     @property
     def since_last_s(self) -> float:
@@ -121,12 +84,11 @@ class Saver:
     @property
     def slots(self) -> list[Slot]:
         """This rank's, and those of its siblings on this machine until `close_siblings`: what an agent kept over a restart."""
-        return [*self._pool.slots, *self.sibling_slots]
+        return self._host.all
 
     def close_siblings(self) -> None:
         """Local. After the restore: what other ranks hold is theirs."""
-        close_all(self.sibling_slots)
-        self.sibling_slots = []
+        self._host.close_siblings()
 
     def stands_on(self, manifest: Manifest) -> None:
         """The state is that of `manifest` now: the parent of the next save."""
@@ -143,8 +105,7 @@ class Saver:
             self._uploads.start()
         if overlap_refused_by(self._state) and self._section.overlap:
             self._recorder.say(f"note: saves are not overlapped with the next step: {overlap_refused_by(self._state)}")
-        draft = self._draft("s0-a1")
-        self._fit(prepare(draft, state=self._collect(), extras={}, world=self._world, plans=self._plans).planned)
+        self._host.fit(self._prepared(self._contents.now("s0-a1", parent=self.last_id)).planned, may_reserve=True)
 
     # --- in each step ---
 
@@ -239,7 +200,7 @@ class Saver:
         self.drain()
         error: SurefootError | None = None
         for _ in range(self._section.max_save_tries):
-            self._pool.wait_free(limit_s=self._section.upload_limit_s, clock=self._clock)
+            self._host.wait_free(limit_s=self._section.upload_limit_s, clock=self._clock)
             save = self._begin(reason, overlap=False)
             error = self._await(save)
             if error is None:
@@ -298,41 +259,29 @@ class Saver:
         for save in self._under_way:
             if save.snapshot is not None:
                 _let_end(save.snapshot, limit_s=limit_s)
-        if self._reserving is not None:
-            self._reserving.join()
+        self._host.await_reserved()
         if self._uploads is not None:
             self._uploads.end(limit_s=limit_s, read_back=read_back)
         self._under_way.clear()
         self._committed_slot = None
-        self.close_siblings()
         if self._copies is not None:
             self._copies.close()
-        self._pool.close()
+        self._host.close()
 
     # --- one save ---
 
-    def _begin(self, reason: str, *, overlap: bool) -> _UnderWay:
+    def _begin(self, reason: str, *, overlap: bool) -> UnderWay:
         self._last_began_s = started_s = self._clock.monotonic_s()
         self._point += 1
         step, tries = self._begun_at
         retry = tries if step == self._state.step else 0
         self._begun_at = self._state.step, retry + 1
         checkpoint = checkpoint_id(self._state.step, attempt=self._state.attempt, retry=retry)
-        save = _UnderWay(checkpoint, self._state.step, self._point, reason, started_s)
-        extras, error = self._extras()
+        save = UnderWay(checkpoint, self._state.step, self._point, reason, started_s)
         try:
-            work = prepare(
-                self._draft(checkpoint),
-                state=self._collect(),
-                extras=extras,
-                world=self._world,
-                plans=self._plans,
-                overlap=overlap,
-                updates=lambda: self._state.updates,
-                reason=reason,
-                error=error,
-            )
-            self._fit(work.planned)
+            contents = self._contents.now(checkpoint, parent=self.last_id)
+            work = self._prepared(contents, overlap=overlap, reason=reason)
+            self._host.fit(work.planned, may_reserve=not self._under_way)
         except CheckpointError as refused:
             save.error = refused
         else:
@@ -341,17 +290,29 @@ class Saver:
         self.last_stall_s = self._clock.monotonic_s() - started_s
         return save
 
-    def _stage(self, save: _UnderWay, work: Work) -> None:
+    def _prepared(self, contents: Contents, *, overlap: bool = False, reason: str = "") -> Work:
+        """Collective over the save group. All ranks raise the same CheckpointError."""
+        return prepare(
+            contents.draft,
+            state=contents.state,
+            extras=contents.extras,
+            world=self._world,
+            plans=self._plans,
+            overlap=overlap,
+            updates=lambda: self._state.updates,
+            reason=reason,
+            error=contents.error,
+        )
+
+    def _stage(self, save: UnderWay, work: Work) -> None:
         """Local. Fill a slot, or say why not: no other rank waits here."""
-        if self._reserving is not None:
-            self._reserving.join()
-            self._reserving = None
+        self._host.await_reserved()
         slot = self._free_slot()
         if slot is None:
             save.error = CheckpointError("no slot is free: the upload before is not done", where=f"rank {self._world.rank}")
             return
         try:
-            save.slot = self._pool.take(slot)
+            save.slot = self._host.take(slot)
             save.snapshot = Snapshot(slot, work, copies=self._copies, on_end=self._kick)
             save.snapshot.begin()
             save.snapshot.start()
@@ -362,9 +323,9 @@ class Saver:
 
     def _free_slot(self, *, kept_from: int = 0) -> Slot | None:
         """A slot that says what became of a save is kept until all ranks know it: those of the saves under way, but for the first ones."""
-        return self._pool.free(but=[save.slot for save in list(self._under_way)[kept_from:] if save.slot is not None])
+        return self._host.free(but=[save.slot for save in list(self._under_way)[kept_from:] if save.slot is not None])
 
-    def _look(self, save: _UnderWay) -> tuple[SaveState, SurefootError | None]:
+    def _look(self, save: UnderWay) -> tuple[SaveState, SurefootError | None]:
         """Local. What this rank knows of a save."""
         error = save.error or (save.snapshot.error if save.snapshot is not None else None)
         if error is not None or save.slot is None:
@@ -379,7 +340,7 @@ class Saver:
             return SaveState.FAILED, CheckpointError(f"not committed after {passed_s:.0f} s", where=save.id, hint=hint)
         return SaveState.UNDER_WAY, None
 
-    def _await(self, save: _UnderWay) -> SurefootError | None:
+    def _await(self, save: UnderWay) -> SurefootError | None:
         """Collective over the save group. Wait for the outcome: None when it is committed, else the error, the same on all ranks, noted."""
         try:
             await_outcome(
@@ -399,17 +360,17 @@ class Saver:
             return error
         return None
 
-    def _committed(self, save: _UnderWay) -> None:
+    def _committed(self, save: UnderWay) -> None:
         self.last_id, self._committed_step = save.id, save.step
         self._committed_slot = (save.slot, save.id) if save.slot is not None else None
         self._failures.none(now_s=self._clock.monotonic_s())
 
-    def _note_failure(self, save: _UnderWay, told: SurefootError | None) -> None:
+    def _note_failure(self, save: UnderWay, told: SurefootError | None) -> None:
         """Collective over the save group. All ranks failed this save in this step: gather why, and decide what follows."""
         causes = gather_json(self._world, tell(told) if told else None)
         self._note(save, error_of([["failed", cause] if cause else ["", None] for cause in causes], save.id))
 
-    def _note(self, save: _UnderWay, error: SurefootError) -> None:
+    def _note(self, save: UnderWay, error: SurefootError) -> None:
         """Collective over the save group. Say that a save failed, and count it. Raises it when the run must not go on."""
         logger.warning("save %s failed: %s", save.id, error)
         event = Event.SNAPSHOT_TORN if isinstance(error, Torn) else Event.SAVE_FAILED
@@ -422,94 +383,6 @@ class Saver:
         unsaved_s = float(broadcast_json(self._world, self._clock.monotonic_s() - self._failures.last_success_s))  # one clock for all
         if self._failures.points >= self._section.max_failed_saves and unsaved_s >= self._section.save_grace_s:
             raise error
-
-    def _fit(self, planned: PlannedSave) -> None:
-        """Collective over the save group where the plan is a new one. How many slots there may be, and their memory taken in time."""
-        if planned is self._fitted:
-            return
-        num_bytes = planned.image.num_bytes + _INDEX_ROOM_BYTES
-        fit, refused = 0, None
-        try:
-            fit = slots_that_fit(
-                num_bytes,
-                wanted=self._section.num_slots,
-                local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", self._world.size)),
-                fraction=self._section.host_fraction,
-                limit=memory_limit(),
-            )
-        except ConfigError as error:
-            refused = error
-        if (agreed := agree_ok(self._world, refused)) is not None:
-            raise agreed
-        num_slots = min(gather_json(self._world, fit))
-        if num_slots < len(self._pool.slots):
-            self._recorder.say(f"note: {num_slots} host copies per rank instead of {len(self._pool.slots)}: more do not fit into memory")
-            self._pool.keep(num_slots)
-        self._fitted = planned
-        if not self._under_way and self._reserving is None:
-            self._reserving = threading.Thread(target=self._reserve, args=(num_bytes,), name="surefoot-reserve", daemon=True)
-            self._reserving.start()
-
-    def _reserve(self, num_bytes: int) -> None:
-        try:
-            for slot in self._pool.slots:
-                slot.reserve(num_bytes)
-        except OSError as error:
-            logger.warning("host memory for saves could not be taken yet: %s", error)  # the save itself will say so
-
-    def _collect(self) -> LiveState:
-        return collect(self._state.model, self._state.optimizer)
-
-    def _extras(self) -> tuple[dict[str, object], SurefootError | None]:
-        """Rank 0 writes them; all ranks have the same. What has no JSON form is told to all."""
-        if not self._world.leads:
-            return {}, None
-        try:
-            return self._state.extras(), None
-        except SurefootError as error:
-            return {}, error
-
-    def _draft(self, checkpoint: str) -> Manifest:
-        ledger_seq, ledger_hash = self._recorder.position
-        data = self._state.data
-        return Manifest(
-            format_version=0,
-            id=checkpoint,
-            run=self._config.run.name,
-            step=self._state.step,
-            attempt=self._state.attempt,
-            generation=self._generation,
-            parent=self.last_id,
-            time_utc=self._clock.utc(),
-            loss=self._state.loss,
-            tokens=self._state.tokens,
-            state_digest="",
-            config_hashes=section_hashes(self._config) | code_hashes(self._config),
-            data_hash=data.data_hash if isinstance(data, NamedData) else "",
-            code_version=__version__,
-            topology={"dp_replicate": self._config.parallel.dp_replicate, "dp_shard": self._config.parallel.dp_shard},
-            environment=describe_environment(self._state.model, self._state.optimizer, self._world),
-            ledger_seq=ledger_seq,
-            ledger_hash=ledger_hash,
-            cursor={},
-            files=(),
-            tensors=(),
-        )
-
-    def _make_thread(self, run_dir: Path) -> UploadThread:
-        account = None
-        if self._world.leads:
-            ledger = Ledger(run_dir / LEDGER_NAME, clock=self._clock, by="rank 0")
-            account = Account(ledger, config=self._config, root=self.root, generation=lambda: self._generation)
-        uploader = Uploader(
-            self.root,
-            self._pool.slots,
-            limit_s=self._section.upload_limit_s,
-            on_committed=account.committed if account else None,
-            on_read_back=account.read_back if account else None,
-            on_failed=None,
-        )
-        return UploadThread(uploader, account=account)
 
     def _kick(self) -> None:
         if self._uploads is not None:
@@ -530,41 +403,9 @@ class Saver:
         return True
 
 
-class _Failures:
-    """Counts of failed saves: tries of the present point, and points in a row. `again` is why there is to be another try."""
-
-    def __init__(self, max_tries: int, *, began_s: float) -> None:
-        self._max_tries = max_tries
-        self.tries = 0
-        self.points = 0
-        self.again: str | None = None
-        self.last_success_s = began_s
-
-    def one(self, reason: str) -> None:
-        self.tries += 1
-        self.again = reason
-        if self.tries >= self._max_tries:
-            self.tries, self.again = 0, None
-            self.points += 1
-
-    def none(self, *, now_s: float) -> None:
-        self.tries, self.points, self.again, self.last_success_s = 0, 0, None, now_s
-
-    def forget(self) -> None:
-        self.tries, self.again = 0, None
-
-
 def _let_end(snapshot: Snapshot, *, limit_s: float) -> None:
     """On the way out there may be another error already, which is the one to tell."""
     try:
         snapshot.join(limit_s=limit_s)
     except SurefootError as error:
         logger.warning("%s", error)
-
-
-def overlap_refused_by(state: TrainState) -> str:
-    """Local. Why parameters may change during a backward; empty when they do not."""
-    for group in state.optimizer.param_groups:
-        if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in group["params"]):
-            return "a parameter has a hook that runs when its gradient is ready, as an optimizer step in the backward has"
-    return ""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
+from surefoot.checkpoint.slot import Slot
 from surefoot.checkpoint.upload import Uploader
+from surefoot.core.clock import Clock
+from surefoot.core.sections import RunConfig
 from surefoot.guard.account import Account
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -62,3 +68,20 @@ class UploadThread:
                 self._account.write()
         except Exception:  # the boundary of the thread: the ranks see that it is gone and fail what it had
             logger.exception("the upload thread died")
+
+
+def upload_thread(slots: Sequence[Slot], *, config: RunConfig, run_dir: Path, generation: int, leads: bool, clock: Clock) -> UploadThread:
+    """What uploads from `slots` of this rank, not started yet. The one that `leads` ledgers what becomes of saves, and retires."""
+    root, account = run_dir / "checkpoints", None
+    if leads:
+        ledger = Ledger(run_dir / LEDGER_NAME, clock=clock, by="rank 0")
+        account = Account(ledger, config=config, root=root, generation=lambda: generation)
+    uploader = Uploader(
+        root,
+        slots,
+        limit_s=config.checkpoint.upload_limit_s,
+        on_committed=account.committed if account else None,
+        on_read_back=account.read_back if account else None,
+        on_failed=None,
+    )
+    return UploadThread(uploader, account=account)
