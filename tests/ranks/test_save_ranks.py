@@ -77,9 +77,11 @@ def train(
     layout: str,
     fused: bool = False,
     after_finish: Callable[[int, Callable[[], None]], None] = lambda step, force: None,
+    on_model: Callable[[nn.Module], None] = lambda model: None,
 ) -> list[str | None]:
     """A small loop; the ids that each step said were saved. `after_finish` gets the step and a way to update out of turn."""
     model = model_of(layout, world_size=world_size)
+    on_model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused, foreach=not fused)
     points = Points()
     saved = []
@@ -230,3 +232,30 @@ def leave_staging_to_an_error(*, rank: int, world_size: int, run_dir: Path) -> f
 
 def test_an_error_of_the_loop_does_not_wait_long_for_uploads(run_ranks: RunRanks, tmp_path: Path) -> None:
     assert max(run_ranks(leave_staging_to_an_error, 2, run_dir=tmp_path)) < 30
+
+
+def train_with_a_bug_on_rank_1(*, rank: int, world_size: int, run_dir: Path) -> list[str | None]:
+    """Its state_dict raises at the save after step 4, and never again."""
+    at = 0
+
+    def note(step: int, force: Callable[[], None]) -> None:
+        nonlocal at
+        at = step
+
+    def hook(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        if rank == 1 and at == 3:
+            raise ZeroDivisionError("a bug of the caller")
+
+    def on_model(model: nn.Module) -> None:
+        model.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    return train(config_of(run_dir), rank=rank, world_size=world_size, layout="ddp", after_finish=note, on_model=on_model)
+
+
+def test_what_the_callers_code_raises_on_one_rank_is_told_to_all(run_ranks: RunRanks, tmp_path: Path) -> None:
+    saved = run_ranks(train_with_a_bug_on_rank_1, 2, run_dir=tmp_path)
+    assert saved[0] == saved[1]
+    (failed,) = entries_of(tmp_path, "save.failed")
+    assert "ZeroDivisionError: a bug of the caller" in failed.reason
+    assert "(on rank 1)" in failed.reason
+    assert published(tmp_path / "checkpoints") == ["s5-a1", "s8-a1"]

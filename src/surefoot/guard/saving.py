@@ -105,7 +105,8 @@ class Saver:
             self._uploads.start()
         if overlap_refused_by(self._state) and self._section.overlap:
             self._recorder.say(f"note: saves are not overlapped with the next step: {overlap_refused_by(self._state)}")
-        self._host.fit(self._prepared(self._contents.now("s0-a1", parent=self.last_id)).planned, may_reserve=True)
+        rehearsed = self._contents.now("s0-a1", parent=None, for_plan_only=True)
+        self._host.fit(self._prepared(rehearsed).planned, may_reserve=True)
 
     # --- in each step ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import threading
@@ -288,13 +289,51 @@ def test_an_optimizer_in_the_backward_is_seen_and_its_saves_stop_the_loop(tmp_pa
     assert str(loop.entries("checkpoint.committed")[0].fields["id"]) == "s4-a1"
 
 
+# --- what the caller's own code raises ---
+
+
+@dataclass
+class Raises:
+    """A hook of the model's state_dict with a bug that shows once, when it is told to."""
+
+    armed: bool = False
+
+    def on_model(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.register_state_dict_post_hook(self)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        if self.armed:
+            self.armed = False
+            raise ZeroDivisionError("a bug of the caller")
+
+
+def test_a_bug_in_a_state_dict_is_a_failed_save_and_the_next_one_works(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raises = Raises()
+
+    def arm(loop: Loop) -> None:
+        raises.armed = loop.guard.step + 1 == 4
+
+    loop = Loop(config_of(tmp_path, num_steps=8), on_model=raises.on_model, after_judge=arm).run()
+    (failed,) = loop.entries("save.failed")
+    assert "ZeroDivisionError: a bug of the caller" in failed.reason
+    assert "Traceback" in caplog.text
+    assert published(tmp_path / "checkpoints") == ["s5-a1", "s8-a1"]
+
+
+def test_a_cursor_that_has_no_json_form_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Points, "cursor", lambda self: {"next_sample": self.next_sample, "seen": object()})
+    config = config_of(tmp_path, num_steps=1000, interval_steps=4, save_grace_s=0.0, max_failed_saves=1, max_save_tries=1)
+    with pytest.raises(CheckpointError, match="TypeError"):
+        Loop(config).run()
+
+
 # --- slots: the test is the uploader ---
 
 
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Slot]]:
     slots = [Slot.create(rank=0, number=number) for number in range(2)]
-    names = {f"SUREFOOT_SLOT_0_{slot.number}": str(slot.fd) for slot in slots}
+    names = {f"SUREFOOT_SLOT_0_{slot.number}": str(os.dup(slot.fd)) for slot in slots}  # who is handed them closes them
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SUREFOOT_SLOTS", json.dumps([[0, slot.number, f"SUREFOOT_SLOT_0_{slot.number}"] for slot in slots]))
