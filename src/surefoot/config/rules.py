@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from surefoot.core.layouts import doubts, refusals
 from surefoot.core.sections import RunConfig
 from surefoot.core.tiers import DISK, BadTier, parse_tier
 
@@ -33,7 +34,7 @@ def questionable(config: RunConfig) -> list[str]:
         )
     if config.data.sources and not config.data.path:
         warnings.append("data.sources are given but no data.path to prepare them into")
-    return warnings
+    return [*warnings, *doubts(config)]
 
 
 def decay_steps(config: RunConfig) -> int:
@@ -92,18 +93,7 @@ def _batches(config: RunConfig) -> Iterator[Broken]:
 
 
 def _layouts(config: RunConfig) -> Iterator[Broken]:
-    parallel = config.parallel
-    for setting, is_default in (
-        ("zero_stage", parallel.zero_stage == 3),
-        ("tp", parallel.tp == 1),
-        ("cp", parallel.cp == 1),
-        ("pp", parallel.pp == 1),
-        ("pp_schedule", parallel.pp_schedule == "1f1b"),
-        ("pp_chunks", parallel.pp_chunks == 0),
-        ("recompute", parallel.recompute == "none"),
-    ):
-        if not is_default:
-            yield f"parallel.{setting}", "not in this release", "leave it out"
+    yield from refusals(config)
     if config.numerics.sums != "float":
         yield "numerics.sums", "exact sums are not in this release", "leave it out"
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.core.errors import ConfigError
+from surefoot.core.layouts import VOCAB_MULTIPLE, feed_forward_width
 from surefoot.core.sections import ModelSection
-
-VOCAB_MULTIPLE = 64
-FF_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def resolve_sizes(section: ModelSection, vocab_size: int) -> ModelSizes:
         num_heads=section.num_heads,
         num_kv_heads=section.num_kv_heads or section.num_heads,
         head_dim=section.d_model // section.num_heads,
-        d_ff=section.d_ff or _round_up(-(-8 * section.d_model // 3), FF_MULTIPLE),
+        d_ff=feed_forward_width(section),
         window=section.window,
         tie_embeddings=section.tie_embeddings,
         qk_norm=section.qk_norm,
