@@ -56,7 +56,7 @@ class Account:
         """Whether the ledger is in step now."""
         while self._due:
             try:
-                self._due[0]()
+                self._do(self._due[0])
             except PeerLost as error:
                 self.is_fenced = True
                 logger.error("%s", error)
@@ -69,6 +69,14 @@ class Account:
             self._due.popleft()
         self._warned = False
         return True
+
+    def _do(self, entry: Callable[[], None]) -> None:
+        """A generation may begin between the look at the newest one and the append, which then refuses the older one. That is seen by a
+        second look; whoever is fenced is refused again."""
+        try:
+            entry()
+        except PeerLost:
+            entry()
 
     def _append(self, event: Event, attempt: int, step: int, reason: str, fields: Mapping[str, object]) -> None:
         self._ledger.append(event, generation=self._generation(), attempt=attempt, step=step, reason=reason, fields=fields)
