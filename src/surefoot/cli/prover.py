@@ -6,6 +6,7 @@ What comes of it is in the ledger and nowhere else, so it may be killed at any t
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -83,7 +84,10 @@ class Prover:
         try:
             self._tell(self._load(task))
         except (SurefootError, OSError) as error:
-            logger.warning("checkpoint %s: %s", task.ref.id, error)
+            if self._is_retired(task.ref.id):
+                logger.info("checkpoint %s was retired before it was loaded", task.ref.id)
+            else:
+                logger.warning("checkpoint %s: %s", task.ref.id, str(error).replace(f"{self._run_dir}{os.sep}", ""))
         return True
 
     def _load(self, task: Task) -> Proof:
@@ -95,9 +99,14 @@ class Prover:
 
     def _tell(self, proof: Proof) -> None:
         """What was retired while it was loaded is damaged for no other reason."""
-        if proof.checkpoint not in fold_lineage(read_ledger(self._path)).retired:
-            event, fields = proof.event()
-            tell(self._run_dir, event, by="prover", fields=fields)
+        if self._is_retired(proof.checkpoint):
+            logger.info("checkpoint %s was retired while it was loaded", proof.checkpoint)
+            return
+        event, fields = proof.event()
+        tell(self._run_dir, event, by="prover", fields=fields)
+
+    def _is_retired(self, checkpoint: str) -> bool:
+        return checkpoint in fold_lineage(read_ledger(self._path)).retired
 
 
 def _saved_world_size(path: Path) -> int:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 
-from surefoot.cli.prover import OTHER_TOPOLOGY_EVERY, Task, next_task
+from surefoot.cli.prover import OTHER_TOPOLOGY_EVERY, Prover, Task, next_task
+from surefoot.core.clock import SystemClock
+from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, Rung
+from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import Lineage
 
 Tried = Counter[tuple[str, bool]]
@@ -81,3 +89,35 @@ def test_at_the_end_only_the_newest_is_waited_for() -> None:
     refs = [ref(10), ref(20)]
     assert next_task(lineage(*refs), tried=Tried(), only_newest=True) == Task(refs[1])
     assert next_task(lineage(refs[0], ref(20, Rung.LOADABLE)), tried=Tried(), only_newest=True) is None
+
+
+# --- what the log says ---
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_retired", [True, False])
+def test_a_retirement_is_one_quiet_line_and_any_other_loss_a_warning_without_absolute_paths(
+    is_retired: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint goes while a clean process that is to load it is still importing torch."""
+    caplog.set_level(logging.INFO)
+    ledger = Ledger(tmp_path / "ledger.jsonl", clock=SystemClock(), by="test")
+    fields = {"id": "s10-a1", "step": 10, "attempt": 1, "parent": None, "state_digest": "sf1:0", "num_bytes": 1}
+    ledger.append(Event.CHECKPOINT_COMMITTED, generation=1, attempt=1, step=10, fields=fields)
+    folder = tmp_path / "checkpoints" / "s10-a1"
+    folder.mkdir(parents=True)
+    looking = threading.Thread(target=Prover(tmp_path).look)
+    looking.start()
+    give_up_s = time.monotonic() + 60.0
+    while not any("surefoot.checkpoint.prove_rank" in child.cmdline() for child in psutil.Process().children()):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+    if is_retired:
+        ledger.append(Event.CHECKPOINT_RETIRED, generation=1, attempt=1, step=20, fields={"id": "s10-a1"})
+    folder.rmdir()
+    looking.join()
+    (said,) = caplog.records
+    assert said.getMessage().startswith("checkpoint s10-a1 was retired" if is_retired else "checkpoint s10-a1: checkpoints/s10-a1: ")
+    assert said.levelno == (logging.INFO if is_retired else logging.WARNING)
+    assert str(tmp_path) not in said.getMessage()
+    assert not [entry for entry in read_ledger(ledger.path) if entry.event == Event.CHECKPOINT_DAMAGED]
