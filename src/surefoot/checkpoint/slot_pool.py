@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
 
 from surefoot.checkpoint.slot import Slot, SlotState
 from surefoot.core.clock import Clock
+from surefoot.core.errors import SurefootError
 
 SLOTS = "SUREFOOT_SLOTS"
 """JSON list of [rank, number, name of the variable that holds the descriptor]."""
 
 
-def slots_handed_over(environ: Mapping[str, str] = os.environ) -> list[Slot]:
-    """All slots that the agent handed to this process, its siblings' too; none without an agent."""
-    return [Slot.open(int(environ[name]), rank=rank, number=number) for rank, number, name in json.loads(environ.get(SLOTS, "[]"))]
+def slots_handed_over(environ: MutableMapping[str, str] = os.environ) -> list[Slot]:
+    """All slots that the agent handed to this process, its siblings' too; none without an agent.
+
+    Takes the descriptors over: the numbers they came under are closed and their variables gone, so that closing a slot gives its memory
+    back, and no child is told a number that means something else there. Raises SurefootError when they were taken before, here or by a
+    parent.
+    """
+    return [_taken_over(environ, name, rank=rank, number=number) for rank, number, name in json.loads(environ.get(SLOTS, "[]"))]
+
+
+def _taken_over(environ: MutableMapping[str, str], name: str, *, rank: int, number: int) -> Slot:
+    if name not in environ:
+        raise SurefootError(
+            f"slot {number} of rank {rank} is not to be had: it was taken over already",
+            where=f"environment, {name}",
+            hint=f"one Guard per process, and {SLOTS} must not reach a child",
+        )
+    fd = int(environ[name])
+    slot = Slot.open(fd, rank=rank, number=number)
+    del environ[name]
+    os.close(fd)
+    return slot
 
 
 class SlotPool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from surefoot.checkpoint.memory_limit import MemoryLimit, memory_limit, slots_th
 from surefoot.checkpoint.slot import PAGE_BYTES, Slot, SlotHeader
 from surefoot.checkpoint.slot_pool import SlotPool, close_all, slots_handed_over
 from surefoot.core.clock import ManualClock
-from surefoot.core.errors import ConfigError
+from surefoot.core.errors import ConfigError, SurefootError
 
 HEADER = SlotHeader(run="r", id="s1-a1", step=1, attempt=1, generation=1, rank=0, world_size=1, file="__0_0.distcp", image_bytes=PAGE_BYTES)
 
@@ -71,14 +73,58 @@ def test_fewer_slots_are_used_from_now_on(pool: SlotPool) -> None:
     assert len(pool.slots) == 1
 
 
-def test_slots_of_an_agent_are_found_by_their_names() -> None:
+@pytest.fixture
+def handed_over() -> Iterator[dict[str, str]]:
+    """The environment of a rank: four slots of two ranks. The agent keeps its own descriptors of them."""
     made = [Slot.create(rank=rank, number=number) for rank in range(2) for number in range(2)]
-    names = {f"SUREFOOT_SLOT_{slot.rank}_{slot.number}": str(slot.fd) for slot in made}
-    listing = str([[slot.rank, slot.number, f"SUREFOOT_SLOT_{slot.rank}_{slot.number}"] for slot in made]).replace("'", '"')
-    found = slots_handed_over({"SUREFOOT_SLOTS": listing, **names})
+    places = [(slot.rank, slot.number, f"SUREFOOT_SLOT_{slot.rank}_{slot.number}") for slot in made]
+    names = {name: str(os.dup(slot.fd)) for slot, (*_, name) in zip(made, places, strict=True)}
+    yield {"SUREFOOT_SLOTS": json.dumps(places), **names}
+    close_all(made)
+
+
+def files_of(handed_over: dict[str, str]) -> list[os.stat_result]:
+    return [os.fstat(int(value)) for name, value in handed_over.items() if name != "SUREFOOT_SLOTS"]
+
+
+def count_descriptors(files: list[os.stat_result]) -> int:
+    """How many descriptors of this process lead to these files, those of mappings too."""
+    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.exists()]  # the one of this listing is gone
+    return sum(any(os.path.samestat(entry.stat(), file) for file in files) for entry in entries)
+
+
+def test_slots_of_an_agent_are_found_by_their_names(handed_over: dict[str, str]) -> None:
+    found = slots_handed_over(handed_over)
     assert [(slot.rank, slot.number) for slot in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert slots_handed_over({}) == []
-    close_all([*made, *found])
+    close_all(found)
+
+
+def test_when_slots_are_closed_no_descriptor_of_them_stays_open(handed_over: dict[str, str]) -> None:
+    files = files_of(handed_over)
+    before = count_descriptors(files)
+    found = slots_handed_over(handed_over)
+    close_all(found[2:])  # the siblings', after the restore
+    assert count_descriptors(files[2:]) == before // 2 - 2
+    close_all(found[:2])
+    assert count_descriptors(files) == before - len(found)
+
+
+def test_no_child_is_handed_what_the_rank_took_over(handed_over: dict[str, str]) -> None:
+    found = slots_handed_over(handed_over)
+    assert list(handed_over) == ["SUREFOOT_SLOTS"]
+    assert not any(os.get_inheritable(slot.fd) for slot in found)
+    close_all(found)
+
+
+def test_a_second_call_says_that_they_are_taken(handed_over: dict[str, str]) -> None:
+    files = files_of(handed_over)
+    found = slots_handed_over(handed_over)
+    before = count_descriptors(files)
+    with pytest.raises(SurefootError, match="slot 0 of rank 0 is not to be had: it was taken over already"):
+        slots_handed_over(handed_over)
+    assert count_descriptors(files) == before
+    close_all(found)
 
 
 # --- memory ---
