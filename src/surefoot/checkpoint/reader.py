@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,8 +53,9 @@ class Reader(FileSystemReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         parts = PartReader(self._files, self._sources)
+        largest_first = sorted(plan.items, key=lambda item: -math.prod(item.lengths))  # else one thread ends with it alone
         try:
-            in_threads(lambda item: self._read_item(item, planner, parts), plan.items, num_threads=self._num_threads)
+            in_threads(lambda item: self._read_item(item, planner, parts), largest_first, num_threads=self._num_threads)
         finally:
             self._folder.close()
         future: Future[None] = Future()
