@@ -47,6 +47,7 @@ def gradients_on_ranks(*, rank: int, world_size: int, section: ModelSection, par
         model,
         place_of(parallel, rank=rank, world_size=world_size),
         plan=cut_plan(model),
+        parallel=parallel,
         materialise=partial(materialise, seed=4, device=CPU),
         world=join_world(device=CPU, collective_limit_s=60.0),
         autocast=nullcontext(),

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.core.cut_plan import CutPlan
+from surefoot.core.sections import ParallelSection
 from surefoot.parallel.mesh import Place, build_mesh, shard_mesh
 from surefoot.parallel.replicated import replicate
 from surefoot.parallel.running import Runner, Sequential
@@ -40,6 +41,7 @@ def cut(
     place: Place,
     *,
     plan: CutPlan,
+    parallel: ParallelSection,
     materialise: Callable[[nn.Module], None],
     world: World,
     autocast: AbstractContextManager[Any],

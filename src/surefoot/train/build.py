@@ -70,6 +70,7 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         model,
         place,
         plan=cut_plan(model),
+        parallel=config.parallel,
         materialise=partial(materialise, seed=config.run.seed, device=world.device),
         world=world,
         autocast=autocast_context(config.train.precision, world.device),
