@@ -10,52 +10,73 @@ import torch.nn.functional as F
 from torch import nn
 
 from surefoot.core.sections import ModelSection
+from surefoot.model.precision import at_least_float32
 from surefoot.model.rope import rotate
 from surefoot.model.sizes import ModelSizes
 
+Keys = tuple[torch.Tensor, torch.Tensor]
+"""doc_ids_BT and index_T of keys: their documents, and where in the sequence they are. Their order means nothing."""
 
-def document_mask(doc_ids_BS: torch.Tensor, *, window: int) -> torch.Tensor:
-    """Local. bool mask_B1ST, True where query s may see key t: not later, the same document, at most `window` - 1 back (0: any).
 
-    A position always sees itself, so no row is empty. Built once per forward and used whatever the batch holds: choosing a kernel by
-    content would choose bits by content. On CPU the mask costs 4 to 6% of attention over `is_causal`, 1% of a small step.
+class DocumentMask(nn.Module):
+    """doc_ids_BS and index_S of the queries, and the keys -> bool mask_B1ST, True where query s may see key t.
+
+    That is: not later, the same document, at most `window` - 1 back (0: any). A position always sees itself, so no row is empty. Built once
+    per forward and used whatever the batch holds: choosing a kernel by content would choose bits by content. On CPU the mask costs 4 to 6%
+    of attention over `is_causal`, 1% of a small step. A module so that context parallel can put all keys in place of the queries' own.
     """
-    index_S = torch.arange(doc_ids_BS.shape[1], device=doc_ids_BS.device)
-    distance_ST = index_S[:, None] - index_S[None, :]
-    allowed_ST = distance_ST >= 0
-    if window:
-        allowed_ST &= distance_ST < window
-    same_document_BST = doc_ids_BS[:, :, None] == doc_ids_BS[:, None, :]
-    return (same_document_BST & allowed_ST)[:, None]
+
+    def __init__(self, *, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, doc_ids_BS: torch.Tensor, index_S: torch.Tensor, keys: Keys) -> torch.Tensor:
+        key_doc_ids_BT, key_index_T = keys
+        distance_ST = index_S[:, None] - key_index_T[None, :]
+        allowed_ST = distance_ST >= 0
+        if self.window:
+            allowed_ST &= distance_ST < self.window
+        same_document_BST = doc_ids_BS[:, :, None] == key_doc_ids_BT[:, None, :]
+        return (same_document_BST & allowed_ST)[:, None]
+
+
+class CoreAttention(nn.Module):
+    """q_BHSE, k_BKTE, v_BKTE -> out_BHSE. Its own module so that context parallel can hand it the keys and values of other ranks too."""
+
+    def __init__(self, *, soft_cap: float) -> None:
+        super().__init__()
+        self.soft_cap = soft_cap
+
+    def forward(self, q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor) -> torch.Tensor:
+        if self.soft_cap:
+            return _capped_attention(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST, cap=self.soft_cap)
+        grouped = q_BHSE.shape[1] != k_BKTE.shape[1]
+        return F.scaled_dot_product_attention(q_BHSE, k_BKTE, v_BKTE, attn_mask=mask_B1ST, enable_gqa=grouped)
 
 
 class Attention(nn.Module):
-    """x_BSD -> x_BSD."""
+    """x_BSD -> x_BSD. How many heads there are is read off the projections: tensor parallel leaves a rank some of them."""
 
     def __init__(self, section: ModelSection, sizes: ModelSizes) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-        self.soft_cap = section.attention_soft_cap
+        self.head_dim = sizes.head_dim
         self.wq = nn.Linear(sizes.d_model, sizes.num_heads * sizes.head_dim, bias=False)
         self.wk = nn.Linear(sizes.d_model, sizes.num_kv_heads * sizes.head_dim, bias=False)
         self.wv = nn.Linear(sizes.d_model, sizes.num_kv_heads * sizes.head_dim, bias=False)
         self.wo = nn.Linear(sizes.num_heads * sizes.head_dim, sizes.d_model, bias=False)
         self.q_norm = nn.RMSNorm(sizes.head_dim, eps=section.norm_eps) if sizes.qk_norm else None
         self.k_norm = nn.RMSNorm(sizes.head_dim, eps=section.norm_eps) if sizes.qk_norm else None
+        self.core = CoreAttention(soft_cap=section.attention_soft_cap)
 
     def forward(self, x_BSD: torch.Tensor, *, rope: tuple[torch.Tensor, torch.Tensor], mask_B1ST: torch.Tensor) -> torch.Tensor:
-        q_BSHE = self.wq(x_BSD).unflatten(-1, (self.num_heads, self.head_dim))
-        k_BSKE = self.wk(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v_BSKE = self.wv(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        q_BSHE = self.wq(x_BSD).unflatten(-1, (-1, self.head_dim))
+        k_BSKE = self.wk(x_BSD).unflatten(-1, (-1, self.head_dim))
+        v_BSKE = self.wv(x_BSD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             # In float32 under autocast too, like every other norm.
-            q_BSHE, k_BSKE = self.q_norm(q_BSHE.float()), self.k_norm(k_BSKE.float())
+            q_BSHE, k_BSKE = self.q_norm(at_least_float32(q_BSHE)), self.k_norm(at_least_float32(k_BSKE))
         q_BHSE, k_BKTE, v_BKTE = rotate(q_BSHE, rope).transpose(1, 2), rotate(k_BSKE, rope).transpose(1, 2), v_BSKE.transpose(1, 2)
-        grouped = self.num_kv_heads != self.num_heads
-        if self.soft_cap:
-            out_BHSE = _capped_attention(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST, cap=self.soft_cap)
-        else:
-            out_BHSE = F.scaled_dot_product_attention(q_BHSE, k_BKTE, v_BKTE, attn_mask=mask_B1ST, enable_gqa=grouped)
+        out_BHSE = self.core(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST)
         out_BSD: torch.Tensor = self.wo(out_BHSE.transpose(1, 2).flatten(2))
         return out_BSD
 
@@ -66,7 +87,7 @@ def _capped_attention(
     """Attention whose logits pass through cap * tanh(x / cap) (Gemma 2). No fused kernel has it, so scores_BHST exist in memory."""
     group = q_BHSE.shape[1] // k_BKTE.shape[1]
     k_BHTE, v_BHTE = k_BKTE.repeat_interleave(group, dim=1), v_BKTE.repeat_interleave(group, dim=1)
-    scores_BHST = (q_BHSE @ k_BHTE.transpose(-1, -2)).float() * q_BHSE.shape[-1] ** -0.5
+    scores_BHST = at_least_float32(q_BHSE @ k_BHTE.transpose(-1, -2)) * q_BHSE.shape[-1] ** -0.5
     scores_BHST = cap * torch.tanh(scores_BHST / cap)
     weights_BHST = scores_BHST.masked_fill(~mask_B1ST, -torch.inf).softmax(dim=-1)
     return weights_BHST.type_as(v_BHTE) @ v_BHTE

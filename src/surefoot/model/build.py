@@ -6,11 +6,12 @@ What surefoot asks of a model: `model(tokens_BS, positions_BS, doc_ids_BS) -> lo
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from surefoot.core.cut_plan import CutPlan
+from surefoot.core.cut_plan import CutPlan, TensorStyle
 from surefoot.core.errors import ConfigError
 from surefoot.core.functions import load_function
 from surefoot.core.hashing import key64
@@ -85,8 +86,43 @@ def cut_plan(model: nn.Module) -> CutPlan:
     """Local. How `model` may be cut; of a foreign one only what is gathered together is known."""
     units = tuple(shard_units(model))
     if isinstance(model, Transformer):
-        return CutPlan(units=units, blocks=tuple(name for name in units if name.startswith("blocks.")))
+        blocks = tuple(name for name in units if name.startswith("blocks."))
+        return CutPlan(
+            units=units,
+            blocks=blocks,
+            first=("embed",),
+            last=("norm", "embed" if model.head is None else "head"),
+            width=model.sizes.d_model,
+            tensor_styles=_tensor_styles(model, blocks),
+            attentions=tuple(f"{block}.attention.core" for block in blocks),
+            mask="mask",
+        )
     return CutPlan(units=units)
+
+
+_BLOCK_STYLES: dict[str, TensorStyle] = {
+    "attention_norm": "norm",
+    "attention": "gathered",
+    "attention.wq": "columns",
+    "attention.wk": "columns",
+    "attention.wv": "columns",
+    "attention.q_norm": "head_norm",
+    "attention.k_norm": "head_norm",
+    "attention.wo": "rows",
+    "feed_forward_norm": "norm",
+    "feed_forward": "gathered",
+    "feed_forward.w1": "columns",
+    "feed_forward.w3": "columns",
+    "feed_forward.w2": "rows",
+}
+
+
+def _tensor_styles(model: Transformer, blocks: Sequence[str]) -> tuple[tuple[str, TensorStyle], ...]:
+    """A tied head needs no style of its own: all positions meet the rows of the embedding that are here, and logits come out cut."""
+    left_out = set() if model.sizes.qk_norm else {"attention.q_norm", "attention.k_norm"}
+    inside = [(f"{block}.{name}", style) for block in blocks for name, style in _BLOCK_STYLES.items() if name not in left_out]
+    head: list[tuple[str, TensorStyle]] = [] if model.head is None else [("head", "vocabulary_columns")]
+    return (("embed", "vocabulary_rows"), *inside, ("norm", "last_norm"), *head)
 
 
 def _children(model: nn.Module, name: str) -> list[nn.Module]:

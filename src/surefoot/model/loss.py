@@ -11,15 +11,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from surefoot.model.precision import at_least_float32
 from surefoot.tensors.batch import IGNORED_LABEL, Batch
+from surefoot.tensors.cut_vocabulary import is_cut, reduce_log_z
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """float32 scalars, summed over live tokens. `nats` is the cross-entropy, detached: what is reported. `objective` adds the z-loss and
-    carries the graph: what `backward` starts from."""
+    """Scalars, summed over live tokens, float32 at least. `nats` is the cross-entropy, detached: what is reported. `objective` adds the
+    z-loss and carries the graph: what `backward` starts from."""
 
     nats: torch.Tensor
     objective: torch.Tensor
@@ -35,16 +37,18 @@ def loss_sum(forward: Forward, batch: Batch, *, z_loss: float = 0.0) -> LossSums
 
 
 def loss_of(logits_BSV: torch.Tensor, batch: Batch, *, z_loss: float = 0.0) -> LossSums:
-    """Local, or collective where the logits are cut. In float32; in float64 where the logits are."""
-    logits_NV, labels_N = logits_BSV.flatten(0, 1), batch.labels_BS.flatten()
-    if logits_NV.dtype != torch.float64:
-        logits_NV = logits_NV.float()
-    nats = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
-    objective = nats + z_loss * _log_z_squared(logits_NV, labels_N) if z_loss else nats
-    return LossSums(nats=nats.detach(), objective=objective)
+    """Local; collective over the ranks that the vocabulary of the logits is cut over. In float32; in float64 where the logits are.
 
-
-def _log_z_squared(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-    """The sum of log(Z)^2 over live tokens (PaLM, arXiv 2204.02311): keeps logits from drifting away together."""
+    The z-loss is log(Z)^2 (PaLM, arXiv 2204.02311): it keeps logits from drifting away together.
+    """
+    labels_N = batch.labels_BS.flatten()
     live_N = labels_N != IGNORED_LABEL
-    return torch.where(live_N, torch.logsumexp(logits_NV, dim=-1).square(), 0.0).sum()
+    if is_cut(logits_BSV):
+        log_z_N, picked_N = reduce_log_z(logits_BSV, labels_N)
+        nats = torch.where(live_N, log_z_N - picked_N, 0.0).sum()
+    else:
+        logits_NV = at_least_float32(logits_BSV.flatten(0, 1))
+        nats = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
+        log_z_N = torch.logsumexp(logits_NV, dim=-1) if z_loss else nats
+    objective = nats + z_loss * torch.where(live_N, log_z_N.square(), 0.0).sum() if z_loss else nats
+    return LossSums(nats=nats.detach(), objective=objective)

@@ -26,6 +26,11 @@ def autocast_context(
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Local. `x` for arithmetic that bf16 is too coarse for; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def has_bf16_units(cpu_capabilities: Mapping[str, Any]) -> bool:
     """Whether the CPU multiplies bf16 by itself (AVX512-BF16, AMX, NEON or SVE BF16)."""
     return any("bf16" in name and bool(there) for name, there in cpu_capabilities.items())

@@ -8,18 +8,21 @@ from __future__ import annotations
 import torch
 
 
-def rope_table(positions_BS: torch.Tensor, *, head_dim: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Local. float32 (cos_BS1P, sin_BS1P) of the angles at `positions_BS`.
+def rope_table(
+    positions_BS: torch.Tensor, *, head_dim: int, base: float, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Local. (cos_BS1P, sin_BS1P) of the angles at `positions_BS`, in float32 whatever the precision; in float64 for `dtype` float64.
 
     Computed in each forward, once for all layers: under 0.1% of a small step, and there is no buffer to lose, save or cut.
     """
-    exponents_P = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_BS.device) / head_dim
-    angles_BS1P = positions_BS[:, :, None, None].float() * base**-exponents_P
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    exponents_P = torch.arange(0, head_dim, 2, dtype=dtype, device=positions_BS.device) / head_dim
+    angles_BS1P = positions_BS[:, :, None, None].to(dtype) * base**-exponents_P
     return angles_BS1P.cos(), angles_BS1P.sin()
 
 
 def rotate(x_BSHE: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Local. Turn each pair (x_p, x_{p + E/2}) by its angle, in float32; the dtype of `x_BSHE` comes back."""
+    """Local. Turn each pair (x_p, x_{p + E/2}) by its angle, in the dtype of the table; the dtype of `x_BSHE` comes back."""
     cos_BS1P, sin_BS1P = table
     first_BSHP, second_BSHP = x_BSHE.chunk(2, dim=-1)
     turned = (first_BSHP * cos_BS1P - second_BSHP * sin_BS1P, second_BSHP * cos_BS1P + first_BSHP * sin_BS1P)

@@ -5,12 +5,14 @@ Dim letters: B samples, S positions, D d_model, F width of the feed-forward, V v
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from surefoot.core.sections import ModelSection
-from surefoot.model.attention import Attention, document_mask
+from surefoot.model.attention import Attention, DocumentMask
 from surefoot.model.rope import rope_table
 from surefoot.model.sizes import ModelSizes, resolve_sizes
 
@@ -55,19 +57,37 @@ class Transformer(nn.Module):
         super().__init__()
         self.section = section
         self.sizes = sizes = resolve_sizes(section, vocab_size)
-        self.embed = nn.Embedding(sizes.vocab_size, sizes.d_model)
-        self.blocks = nn.ModuleList(Block(section, sizes) for _ in range(sizes.num_layers))
-        self.norm = nn.RMSNorm(sizes.d_model, eps=section.norm_eps)
+        self.embed: nn.Embedding | None = nn.Embedding(sizes.vocab_size, sizes.d_model)
+        self.mask = DocumentMask(window=sizes.window)
+        self.blocks: nn.Module = nn.ModuleList(Block(section, sizes) for _ in range(sizes.num_layers))
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(sizes.d_model, eps=section.norm_eps)
         self.head = None if sizes.tie_embeddings else nn.Linear(sizes.d_model, sizes.vocab_size, bias=False)
 
+    def part(self, names: Collection[str]) -> Transformer:
+        """Local. A view with only the submodules `names`, the same objects under the same names: what one stage of a pipeline runs.
+
+        Without the first block it takes x_BSD in place of tokens; without `norm` it returns x_BSD. A tied matrix is `embed` at both ends.
+        """
+        with torch.device("meta"):
+            view = Transformer(self.section, self.sizes.vocab_size)
+        view.mask = self.mask
+        view.embed = self.embed if "embed" in names else None
+        view.blocks = nn.ModuleDict({index: block for index, block in self.blocks.named_children() if f"blocks.{index}" in names})
+        view.norm = self.norm if "norm" in names else None
+        view.head = self.head if "head" in names else None
+        return view
+
     def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, doc_ids_BS: torch.Tensor) -> torch.Tensor:
-        rope = rope_table(positions_BS, head_dim=self.sizes.head_dim, base=self.section.rope_base)
-        mask_B1ST = document_mask(doc_ids_BS, window=self.sizes.window)
-        x_BSD = self.embed(tokens_BS)
-        for block in self.blocks:
+        index_S = torch.arange(doc_ids_BS.shape[1], device=doc_ids_BS.device)
+        mask_B1ST = self.mask(doc_ids_BS, index_S, (doc_ids_BS, index_S))
+        x_BSD = tokens_BS if self.embed is None or tokens_BS.is_floating_point() else self.embed(tokens_BS)
+        rope = rope_table(positions_BS, head_dim=self.sizes.head_dim, base=self.section.rope_base, dtype=x_BSD.dtype)
+        for block in self.blocks.children():
             x_BSD = block(x_BSD, rope=rope, mask_B1ST=mask_B1ST)
+        if self.norm is None:
+            return x_BSD
         x_BSD = self.norm(x_BSD)
-        logits_BSV: torch.Tensor = F.linear(x_BSD, self.embed.weight) if self.head is None else self.head(x_BSD)
+        logits_BSV: torch.Tensor = self.head(x_BSD) if self.head is not None else F.linear(x_BSD, self._tied().weight)
         if cap := self.section.logit_soft_cap:
             logits_BSV = cap * torch.tanh(logits_BSV / cap)
         return logits_BSV
@@ -77,7 +97,11 @@ class Transformer(nn.Module):
 
         A tied embedding stays with the root: it is used at both ends, and the root is gathered throughout.
         """
-        blocks: dict[str, nn.Module] = {f"blocks.{index}": block for index, block in enumerate(self.blocks)}
-        if self.head is None:
+        blocks: dict[str, nn.Module] = {f"blocks.{index}": block for index, block in self.blocks.named_children()}
+        if self.head is None or self.embed is None:
             return blocks
         return {"embed": self.embed, **blocks, "head": self.head}
+
+    def _tied(self) -> nn.Embedding:
+        assert self.embed is not None  # where the norm is, its matrix is
+        return self.embed

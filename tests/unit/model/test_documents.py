@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.core.sections import ModelSection
-from surefoot.model.attention import document_mask
+from surefoot.model.attention import DocumentMask
 from surefoot.model.loss import loss_sum
 from surefoot.model.transformer import Transformer
 from surefoot.tensors.batch import IGNORED_LABEL, Batch
@@ -96,18 +96,34 @@ def test_the_loss_of_one_document_has_no_gradient_in_the_other(kind: ModelSectio
     assert grad_BSD[0, 5:11].abs().amax(dim=-1).min() > 0
 
 
+def mask_of(doc_ids: list[list[int]], *, window: int) -> torch.Tensor:
+    doc_ids_BS = torch.tensor(doc_ids)
+    index_S = torch.arange(doc_ids_BS.shape[1])
+    mask_B1ST: torch.Tensor = DocumentMask(window=window)(doc_ids_BS, index_S, (doc_ids_BS, index_S))
+    return mask_B1ST
+
+
 def test_a_document_that_comes_back_later_under_the_same_id_is_one_document() -> None:
-    mask_B1ST = document_mask(torch.tensor([[0, 1, 0]]), window=0)
+    mask_B1ST = mask_of([[0, 1, 0]], window=0)
     assert mask_B1ST[0, 0].tolist() == [[True, False, False], [False, True, False], [True, False, True]]
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 3, 7])
 def test_the_mask_is_causal_and_windowed_inside_each_document(window: int) -> None:
     doc_ids = [[0, 0, 0, 1, 1], [2, 3, 3, 3, 3]]
-    mask_B1ST = document_mask(torch.tensor(doc_ids), window=window)
+    mask_B1ST = mask_of(doc_ids, window=window)
     assert mask_B1ST.shape == (2, 1, 5, 5)
     for row, ids in enumerate(doc_ids):
         for query in range(5):
             for key in range(5):
                 wanted = key <= query and ids[key] == ids[query] and (window == 0 or query - key < window)
                 assert mask_B1ST[row, 0, query, key].item() is wanted
+
+
+def test_some_queries_among_keys_in_any_order_see_what_they_see_in_the_whole_sequence() -> None:
+    doc_ids_BS, index_S = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 2, 2]]), torch.arange(6)
+    mask = DocumentMask(window=3)
+    whole_B1ST = mask(doc_ids_BS, index_S, (doc_ids_BS, index_S))
+    here, order = torch.tensor([0, 5]), torch.tensor([0, 5, 1, 4, 2, 3])
+    part_B1ST = mask(doc_ids_BS[:, here], here, (doc_ids_BS[:, order], order))
+    assert torch.equal(part_B1ST, whole_B1ST[:, :, here][..., order])
