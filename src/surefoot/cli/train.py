@@ -18,6 +18,7 @@ import typer
 
 from surefoot.cli.console import say
 from surefoot.cli.resume_from import wish_for
+from surefoot.cli.trust import how_far_trusted
 from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
@@ -131,7 +132,7 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
         opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
         if opened.is_over:
             _refuse_damaged(opened.entries, run_dir)
-            _say_over(opened.entries, run_dir, was_read=False)
+            _say_over(opened.entries, run_dir, just_now=False)
             return 0
         _say_damage(opened.entries)
         _say_start(loaded.config, run_dir)
@@ -362,18 +363,20 @@ def _say_damage(entries: Sequence[LedgerEntry]) -> None:
         say(f"note: the last look at {head.id} found damage; going on from {newest.id}, so its last steps are trained again")
 
 
-def _say_over(entries: Sequence[LedgerEntry], run_dir: Path, *, was_read: bool) -> None:
-    newest = fold_lineage(entries).newest()
-    if newest is not None:
-        say(f"the run is finished: {newest.step} steps, checkpoint {newest.id}, state digest {newest.state_digest}")
-        if not was_read:
+def _say_over(entries: Sequence[LedgerEntry], run_dir: Path, *, just_now: bool) -> None:
+    lineage = fold_lineage(entries)
+    last = lineage.head if just_now else lineage.newest()
+    if last is not None:
+        say(f"the run is finished: {last.step} steps, checkpoint {last.id}, state digest {last.state_digest}")
+        say(how_far_trusted(last, command=_command(), run=_shown(run_dir)))
+        if not just_now:
             say(f"its bytes were not read again: `{_command()} checkpoint verify {_shown(run_dir)}` does")
     _say_next(run_dir)
 
 
 def _say_end(exit_code: int, run_dir: Path) -> None:
     if exit_code == 0:
-        _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir, was_read=True)
+        _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir, just_now=True)
     elif exit_code == EXIT_RETRY:
         say(f"left with {EXIT_RETRY}: `{_command()} train {_shown(run_dir)}` goes on")
 
