@@ -6,11 +6,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from surefoot.config import load_config
 from surefoot.coordinate.lock import RunLock
-from surefoot.core.durable import write_atomic
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
@@ -24,6 +24,7 @@ from surefoot.train.sample import text_sample
 from surefoot.train.step import Parts, train_step
 
 NUM_SAMPLE_TOKENS = 60
+_ROOM_BYTES = 4096  # a block of common file systems; an error is a few lines
 
 _kept_until_exit: list[Parts] = []
 """DDP's reducer must not be freed while the process lives: see tensors.process_group. The process ends by os._exit."""
@@ -33,13 +34,17 @@ def main() -> None:
     """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
     set_up_process()
     run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
+    path = rank_paths(run_dir, int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"]))[2]
+    room = _keep_room(path)
     try:
         train_here(load_config(run_dir / "config.toml").config)
     except SurefootError as error:
-        sys.stderr.write(f"{error}\n")
-        path = rank_paths(run_dir, int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"]))[2]
-        _leave_error(error, path)
+        _leave_error(error, path, room=room)
+        _to_log(f"{error}\n")
         raise SystemExit(error.exit_code) from error
+    finally:
+        with suppress(OSError):
+            room.unlink(missing_ok=True)
 
 
 def train_here(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = None) -> None:
@@ -81,12 +86,29 @@ def set_up_logging() -> None:
     root.setLevel(logging.WARNING)
 
 
-def _leave_error(error: SurefootError, path: Path) -> None:
-    """For the agent, which says it in these words. On a full disk the exit code must do."""
+def _keep_room(path: Path) -> Path:
+    """A block of the disk for the last words to `path`: what ends a run may be that there is no other one left."""
+    room = path.with_suffix(".room")
+    with suppress(OSError):
+        room.write_bytes(bytes(_ROOM_BYTES))
+    return room
+
+
+def _leave_error(error: SurefootError, path: Path, *, room: Path) -> None:
+    """For the agent, which says it in these words; written into the room that was kept for them. Without one the exit code must do."""
     try:
-        write_atomic(path, dumps(error.as_json()), durable=False)
+        with room.open("r+b") as file:
+            file.write(dumps(error.as_json()).encode())
+            file.truncate()
+        room.rename(path)
     except OSError as problem:
-        sys.stderr.write(f"{path}: {problem}\n")
+        _to_log(f"{path}: {problem}\n")
+
+
+def _to_log(text: str) -> None:
+    """The log lies on the disk that is full: the exit code must not become that of this write."""
+    with suppress(OSError):
+        sys.stderr.write(text)
 
 
 def _say_result(parts: Parts, last: StepReport | None) -> None:

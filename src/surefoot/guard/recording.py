@@ -57,7 +57,7 @@ class Recorder:
         return rows
 
     def ledger(self, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> None:
-        """Append one line about the present step and attempt. Raises SurefootError when it cannot be made durable."""
+        """Append one line about the present step and attempt. Raises CheckpointError when it cannot be made durable."""
         if self._ledger:
             self._ledger.append(
                 event,
@@ -74,7 +74,7 @@ class Recorder:
         try:
             self.ledger(event, reason=reason, fields=fields)
         except SurefootError as error:
-            logger.warning("%s could not be ledgered: %s", event, error)
+            self.warn(f"{event} could not be ledgered: {error}")
 
     def tell(self, report: StepReport) -> None:
         """A finished step to the metrics store and, every few steps, the console. Never raises into the step."""
@@ -94,6 +94,11 @@ class Recorder:
         """One line on the console, from rank 0 only."""
         if self._ledger:
             progress.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """As `say`, and seen too where a foreign loop shows no more than warnings."""
+        if self._ledger:
+            progress.warning("%s", text)
 
     def close(self, *, in_order: bool) -> None:
         """End the segment of metrics; when the loop ended `in_order`, and nobody waits for a restart, put all of them into Parquet."""

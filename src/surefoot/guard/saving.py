@@ -373,7 +373,7 @@ class Saver:
 
     def _note(self, save: UnderWay, error: SurefootError) -> None:
         """Collective over the save group. Say that a save failed, and count it. Raises it when the run must not go on."""
-        logger.warning("save %s failed: %s", save.id, error)
+        self._recorder.warn(f"save {save.id} failed: {error}")
         event = Event.SNAPSHOT_TORN if isinstance(error, Torn) else Event.SAVE_FAILED
         self._recorder.ledger_if_possible(
             event, reason=str(error), fields={"id": save.id, "retry": self._failures.tries, "wanted": save.reason}

@@ -18,7 +18,7 @@ from typing import Any
 from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.durable import fsync_dir
-from surefoot.core.errors import Corrupt, PeerLost, SurefootError
+from surefoot.core.errors import CheckpointError, Corrupt, PeerLost, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.hashing import ZERO_HASH, sha256_json
 from surefoot.core.records import LedgerEntry
@@ -74,7 +74,8 @@ class Ledger:
 
         A torn tail found on the way is moved to `ledger.torn-<n>` and ledgered first. On an error the file is as it was before.
         Raises PeerLost (75) when `generation` is older than the newest in the ledger: this process belongs to the past and must end.
-        Raises SurefootError when the line could not be written (disk full), or another writer did not let go.
+        Raises CheckpointError (5, as a save that cannot be made) when the line could not be written (disk full), SurefootError when another
+        writer did not let go.
         """
         values = {"generation": generation, "attempt": attempt, "step": step, "event": Event(event).value, "by": self._by}
         values |= {"rule": rule, "reason": reason, "fields": strict_json.plain(fields or {})}
@@ -159,6 +160,8 @@ class Ledger:
         try:
             self._wait_for_lock(fd)
             yield fd
+        except OSError as error:
+            raise self._failed("could not read or write the ledger", error) from error
         finally:
             os.close(fd)
 
@@ -179,10 +182,12 @@ class Ledger:
                 )
             self._clock.sleep(_WAIT_STEP_S)
 
-    def _failed(self, what: str, error: OSError) -> SurefootError:
+    def _failed(self, what: str, error: OSError) -> CheckpointError:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "free some space; nothing already written is lost" if is_full else "check the disk and the permissions of the run folder"
-        return SurefootError(f"{what}: {error.strerror}", where=str(self.path), hint=hint, errno=error.errno)
+        hint = "check the disk and the permissions of the run folder"
+        if is_full:
+            hint = "nothing already written is lost; free some space, and the same command goes on"
+        return CheckpointError(f"{what}: {error.strerror}", where=str(self.path), hint=hint, errno=error.errno)
 
 
 def _pwrite(fd: int, data: bytes, *, offset: int) -> None:

@@ -208,7 +208,7 @@ def failed_saves(run_dir: Path) -> list[int]:
     return [int(str(entry.fields["retry"])) for entry in read_ledger(run_dir / "ledger.jsonl") if entry.event == "save.failed"]
 
 
-def test_one_save_point_may_fail_and_the_second_in_a_row_ends_the_run(tmp_path: Path) -> None:
+def test_one_save_point_may_fail_and_the_second_in_a_row_ends_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     FullDisk(tmp_path)
     config = config_of(tmp_path, num_steps=100_000)
     loop = Loop(replace(config, checkpoint=replace(config.checkpoint, save_grace_s=0.0)))
@@ -217,6 +217,23 @@ def test_one_save_point_may_fail_and_the_second_in_a_row_ends_the_run(tmp_path: 
     assert raised.value.exit_code == 5
     assert 5 < len(loop.actions) < 100_000
     assert failed_saves(tmp_path) == [0, 1, 2, 0, 1, 2]
+    said = [record.getMessage() for record in caplog.records if record.name == "surefoot.progress"]
+    assert sum("failed" in line and "File exists" in line for line in said) == 6  # once each, on the console
+
+
+def test_a_ledger_that_takes_no_more_lines_ends_the_run_as_a_save_that_cannot_be_made(tmp_path: Path) -> None:
+    """What a step decided must be in it; the next start goes on from the newest checkpoint."""
+
+    def take_the_ledger_away(step: int) -> None:
+        if step == 7:
+            (tmp_path / "ledger.jsonl").rename(tmp_path / "kept")
+            (tmp_path / "ledger.jsonl").mkdir()  # as good as a full disk
+
+    with pytest.raises(SurefootError, match="could not open the ledger") as raised:
+        Loop(config_of(tmp_path, num_steps=12), at_step=take_the_ledger_away).run()
+    assert raised.value.exit_code == 5
+    assert str(tmp_path / "ledger.jsonl") in str(raised.value)
+    assert "check the disk" in str(raised.value)
 
 
 def test_failed_saves_do_not_end_the_run_within_the_grace(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(ledger: Ledger, path: Path, torn:
         assert caught.value.where == str(path)
         assert "free some space" in caught.value.hint
         assert caught.value.values["errno"] == errno.EFBIG
+        assert caught.value.exit_code == 5
 
     assert run_in_child(append) == 0
     assert path.read_bytes() == before
