@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from fractions import Fraction
+from typing import Any
 
 from surefoot.core.sections import ModelSection, ParallelSection, RunConfig
 
@@ -14,7 +15,7 @@ Refusal = tuple[str, str, str]
 LAYOUT_AXES = ("dp_shard", "dp_replicate", "pp", "tp", "cp")
 """Among equally near layouts, the one that has more of the first of these is proposed."""
 
-NOT_IN_THIS_RELEASE: tuple[str, ...] = ("zero_stage", "recompute", "tp", "cp", "pp", "pp_schedule", "pp_chunks")
+NOT_IN_THIS_RELEASE: tuple[str, ...] = ("recompute", "tp", "cp", "pp", "pp_schedule", "pp_chunks")
 """Settings of [parallel] that must stand at their defaults."""
 
 VOCAB_MULTIPLE = 64
@@ -168,7 +169,8 @@ def _candidates(now: ParallelSection) -> Iterator[ParallelSection]:
     schedules = {(now.pp_schedule, now.pp_chunks): None, (now.pp_schedule, 0): None, ("1f1b", 0): None}
     for sizes in _factorizations(now.num_ranks, len(LAYOUT_AXES)):
         for schedule, chunks in schedules:
-            yield replace(now, **dict(zip(LAYOUT_AXES, sizes, strict=True)), pp_schedule=schedule, pp_chunks=chunks)
+            axes: dict[str, Any] = dict(zip(LAYOUT_AXES, sizes, strict=True))
+            yield replace(now, **axes, pp_schedule=schedule, pp_chunks=chunks)
 
 
 def _factorizations(product: int, num_factors: int) -> Iterator[tuple[int, ...]]:

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from surefoot.core.cut_plan import CutPlan
 from surefoot.core.sections import ParallelSection
+from surefoot.parallel.context import PartOfSequence, SequencePart, gather_keys
 from surefoot.parallel.mesh import Place, build_mesh, shard_mesh
+from surefoot.parallel.pipeline import build_pipeline, cut_stages
+from surefoot.parallel.reductions import Reductions
 from surefoot.parallel.replicated import replicate
 from surefoot.parallel.running import Runner, Sequential
 from surefoot.parallel.sharded import shard
+from surefoot.parallel.tensor import cut_tensors
 from surefoot.tensors.world import World
 
 
@@ -50,10 +55,44 @@ def cut(
     """Collective over the world. Cut `model`, then fill it: `materialise` sees the sharded parameters, so no rank ever holds the whole."""
     if place.sizes["dp_replicate"] < world.size:
         mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
-        shard(model, [model.get_submodule(name) for name in plan.units], mesh=shard_mesh(mesh, place))
+        part = _cut_layers(model, mesh, place, plan=plan)
+        if place.sizes["pp"] > 1:
+            own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast)
+            materialise(own)
+            pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
+            return Cut(own, place, _over_part(pipeline, part, place))
+        frees_parameters = parallel.zero_stage == 3
+        units = [model.get_submodule(name) for name in plan.units]
+        root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters)
         materialise(model)
-        return Cut(model, place, Sequential(model, world.device, autocast))
+        runner = Sequential(
+            model,
+            world.device,
+            autocast,
+            reduces_each_micro_step=parallel.zero_stage > 1,
+            frees_parameters=frees_parameters,
+            reductions=Reductions(root) if world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 else None,
+        )
+        return Cut(model, place, _over_part(runner, part, place))
     materialise(model)
     if world.size == 1:
         return Cut(model, place, Sequential(model, world.device, autocast))
     return Cut(model, place, Sequential(replicate(model, device=world.device), world.device, autocast), needs_rehearsal=True)
+
+
+def _cut_layers(model: nn.Module, mesh: DeviceMesh, place: Place, *, plan: CutPlan) -> SequencePart:
+    """Local. Tensor and context parallel, where they are wanted."""
+    if place.sizes["tp"] > 1:
+        cut_tensors(model, mesh["tp"], plan=plan)
+    if place.sizes["cp"] == 1:
+        return SequencePart()
+    part = SequencePart(place.coordinates["cp"], place.sizes["cp"], mesh["cp"].get_group())
+    gather_keys(model, part, plan=plan)
+    return part
+
+
+def _over_part(runner: Runner, part: SequencePart, place: Place) -> Runner:
+    """Local. `runner`, with the positions of this rank only where positions are cut, by context or tensor parallel."""
+    if place.sizes["cp"] * place.sizes["tp"] == 1:
+        return runner
+    return PartOfSequence(runner, part, multiple_of=part.num_pieces * place.sizes["tp"])
