@@ -1,0 +1,125 @@
+"""A pipeline against one process on the same samples: losses, norms and weights; what each rank holds and sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
+from surefoot.model.build import build_model, cut_plan, materialise
+from surefoot.model.loss import loss_of
+from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
+from surefoot.parallel.clip import scale_gradients
+from surefoot.parallel.cut import Cut, cut
+from surefoot.parallel.mesh import place_of
+from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
+from surefoot.tensors.world import join_world, single_world
+from surefoot.train.optimizers import build_optimizer
+
+RunRanks = Callable[..., list[Any]]
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 96
+SHAPE = (2, 12)
+ATOMS_PER_STEP = (5, 3, 7, 1, 6)
+"""Uneven, growing and shrinking; one is fewer than any pipeline has stages."""
+
+
+def atom_of(step: int, index: int) -> Batch:
+    """Atoms from the number of the step on are phantoms."""
+    stream = torch.Generator().manual_seed(1000 * step + index)
+    tokens_BS = torch.randint(0, VOCAB_SIZE, SHAPE, generator=stream)
+    live = index < ATOMS_PER_STEP[step]
+    return Batch(
+        tokens_BS=tokens_BS if live else torch.zeros_like(tokens_BS),
+        labels_BS=tokens_BS.roll(-1, dims=1) if live else torch.full(SHAPE, IGNORED_LABEL),
+        positions_BS=torch.arange(SHAPE[1]).expand(SHAPE),
+        doc_ids_BS=(torch.arange(SHAPE[1]) >= 7).long().expand(SHAPE),
+        sample_ids_B=torch.full(SHAPE[:1], index if live else PHANTOM_SAMPLE),
+        num_live_tokens=math.prod(SHAPE) if live else 0,
+        atom=index,
+    )
+
+
+def atoms_of(step: int, *, data_rank: int, num_data_ranks: int) -> list[Batch]:
+    num_micro_steps = -(-ATOMS_PER_STEP[step] // num_data_ranks)
+    return [atom_of(step, micro_step * num_data_ranks + data_rank) for micro_step in range(num_micro_steps)]
+
+
+def cut_here(section: ModelSection, parallel: ParallelSection, dtype: torch.dtype, *, rank: int, world_size: int) -> Cut:
+    model = build_model(section, VOCAB_SIZE, seed=4).to(dtype)
+    world = join_world(device=CPU, collective_limit_s=60.0) if world_size > 1 else single_world(CPU)
+    return cut(
+        model,
+        place_of(parallel, rank=rank, world_size=world_size),
+        plan=cut_plan(model),
+        parallel=parallel,
+        materialise=partial(materialise, seed=4, device=CPU),
+        world=world,
+        autocast=nullcontext(),
+        collective_limit_s=60.0,
+    )
+
+
+def train(
+    *, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection, dtype: torch.dtype, num_steps: int
+) -> list[tuple[float, float]]:
+    """(loss, norm before clipping) of each step, and of the held-out atoms at the end."""
+    made = cut_here(section, parallel, dtype, rank=rank, world_size=world_size)
+    parameters = list(made.module.parameters())
+    optimizer = build_optimizer(made.module, OptimizerSection(lr=0.01))
+    told = []
+    for step in range(num_steps):
+        atoms = atoms_of(step, data_rank=made.place.data_rank, num_data_ranks=made.place.num_data_ranks)
+        started: list[int] = []
+        nats = made.runner.run(atoms, start=lambda atom: started.append(atom.atom), loss=partial(loss_of, z_loss=1e-3))  # noqa: B023
+        assert set(started) == {atom.atom for atom in atoms}
+        gradients = counted_gradients(parameters, rank=rank, world_size=world_size)
+        squared, _ = squared_norm_and_nonfinite(gradients, device=CPU)
+        sums = torch.stack((nats if made.place.counts_loss else torch.zeros_like(nats), squared))
+        if world_size > 1:
+            dist.all_reduce(sums)
+        num_tokens = ATOMS_PER_STEP[step] * math.prod(SHAPE)
+        loss, norm = float(sums[0]) / num_tokens, math.sqrt(float(sums[1])) / num_tokens
+        scale_gradients(parameters, min(1.0, 0.5 / norm) / num_tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+        told.append((loss, norm))
+    return told
+
+
+SECTION = ModelSection(num_layers=4, d_model=24, num_heads=2, d_ff=20, init_std=0.1, tie_embeddings=False, qk_norm=True)
+TIED = ModelSection(num_layers=4, d_model=24, num_heads=2, d_ff=20, init_std=0.1, tie_embeddings=True)
+
+LAYOUTS = {
+    "pp2": ParallelSection(pp=2),
+    "interleaved": ParallelSection(pp=2, pp_schedule="interleaved"),
+    "zero_bubble": ParallelSection(pp=2, pp_schedule="zero_bubble"),
+    "pp4": ParallelSection(pp=4),
+    "pp2-fsdp2": ParallelSection(pp=2, dp_shard=2),
+    "pp2-dp2": ParallelSection(pp=2, dp_replicate=2),
+}
+
+
+def compare(told: Sequence[Sequence[tuple[float, float]]], alone: Sequence[tuple[float, float]], *, tolerance: float) -> None:
+    for steps in told:
+        assert steps == told[0]
+    for (loss, norm), (wanted_loss, wanted_norm) in zip(told[0], alone, strict=True):
+        assert loss == pytest.approx(wanted_loss, rel=tolerance)
+        assert norm == pytest.approx(wanted_norm, rel=tolerance)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_and_norms_are_those_of_one_process(run_ranks: RunRanks, layout: str, tied: bool) -> None:
+    parallel, section = LAYOUTS[layout], TIED if tied else SECTION
+    (alone,) = run_ranks(train, 1, section=section, parallel=ParallelSection(), dtype=torch.float64, num_steps=5)
+    told = run_ranks(train, parallel.num_ranks, section=section, parallel=parallel, dtype=torch.float64, num_steps=5)
+    compare(told, alone, tolerance=1e-9)
