@@ -9,6 +9,7 @@ from pathlib import Path
 
 import xxhash
 
+from surefoot.checkpoint.held import held
 from surefoot.checkpoint.manifest import MANIFEST_NAME, checksum_file, parse_id, parse_manifest, read_manifest
 from surefoot.checkpoint.object_store import ObjectStore
 from surefoot.checkpoint.readback import check_listing
@@ -23,15 +24,16 @@ from surefoot.core.units import show_bytes
 _BUFFER_BYTES = 16 << 20
 
 
-def fetch_for_resume(url: str, root: Path) -> Path:
+def fetch_for_resume(url: str, root: Path, *, expected_state_digest: str | None = None) -> Path:
     """Local. Bring the checkpoint at `url` into the checkpoints folder `root`; its folder `root/<id>`.
 
     `url` is <store>/<id>, or <store> alone for the one saved last there. One that is here already and whole is not fetched again; a
-    damaged one is mended file by file. Raises ConfigError for a bad URL, CheckpointError when it cannot be had or another holds its id.
+    damaged one is mended file by file. Raises ConfigError for a bad URL, Corrupt for one whose state digest is not the expected one, any
+    other CheckpointError when it cannot be had or another holds its id.
     """
     store_url, checkpoint = split_resume_url(url)
     store = ObjectStore.open(store_url)
-    return fetch(store, checkpoint or remote_newest(store), into=root)
+    return fetch(store, checkpoint or remote_newest(store), into=root, expected_state_digest=expected_state_digest)
 
 
 def split_resume_url(url: str) -> tuple[StoreUrl, str | None]:
@@ -48,19 +50,24 @@ def split_resume_url(url: str) -> tuple[StoreUrl, str | None]:
     return StoreUrl(place.scheme, place.bucket, before), last
 
 
-def fetch(store: ObjectStore | str, checkpoint: str, *, into: Path) -> Path:
+def fetch(store: ObjectStore | str, checkpoint: str, *, into: Path, expected_state_digest: str | None = None) -> Path:
     """Local. Fetch a published remote checkpoint into the folder `into`; where it lies now. Raises CheckpointError."""
     source = RemoteSource(ObjectStore.open(store) if isinstance(store, str) else store, checkpoint)
-    return assemble(source.manifest_bytes, [source], into=into)
+    return assemble(source.manifest_bytes, [source], into=into, expected_state_digest=expected_state_digest)
 
 
-def assemble(manifest_bytes: bytes, sources: Sequence[FileSource], *, into: Path) -> Path:
+def assemble(manifest_bytes: bytes, sources: Sequence[FileSource], *, into: Path, expected_state_digest: str | None = None) -> Path:
     """Local. Write the checkpoint of this manifest from `sources`, each file from the first that has its very bytes.
 
-    The work is done in a hidden folder that is swept like any unfinished save, and continued by a second call. What is published under this
-    id already stays, if it is this checkpoint: only damaged files are replaced. Raises Corrupt when no source has the bytes of a file.
+    The work is done in a hidden folder that is held meanwhile, swept afterwards like any unfinished save, and continued by a second call.
+    What is published under this id already stays, if it is this checkpoint: only damaged files are replaced. Raises Corrupt when no source
+    has the bytes of a file and, before anything is touched, when the state digest is not the expected one.
     """
-    manifest = parse_manifest(manifest_bytes, where=f"the manifest from {', '.join(source.name for source in sources)}")
+    where = f"the manifest from {', '.join(source.name for source in sources)}"
+    manifest = parse_manifest(manifest_bytes, where=where)
+    if expected_state_digest is not None and manifest.state_digest != expected_state_digest:
+        what = f"{manifest.id} there has state digest {manifest.state_digest}, the one that is wanted has {expected_state_digest}"
+        raise Corrupt(what, where=where, hint="it is the copy of something else", kind="wrong-digest")
     target = into / manifest.id
     _refuse_other(target, manifest)
     if (
@@ -71,20 +78,28 @@ def assemble(manifest_bytes: bytes, sources: Sequence[FileSource], *, into: Path
         return target
     scratch, aside = into / f".{manifest.id}.g0.writing", into / f".{manifest.id}.g0.retired"
     try:
-        _make_room(scratch, manifest)
-        for file in manifest.files:
-            _bring(file, sources, scratch=scratch, beside=target)
-        write_atomic(scratch / MANIFEST_NAME, manifest_bytes)
-        if target.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(target, aside)
-        os.rename(scratch, target)
-        fsync_dir(into)
+        with held(scratch):
+            _fill(scratch, manifest, sources, beside=target)
+            write_atomic(scratch / MANIFEST_NAME, manifest_bytes)
+            if target.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(target, aside)
+            os.rename(scratch, target)
+            fsync_dir(into)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         raise CheckpointError(f"could not be written: {error}", where=str(into), hint="free disk space or mend its rights") from error
     shutil.rmtree(aside, ignore_errors=True)
     return target
+
+
+def _fill(scratch: Path, manifest: Manifest, sources: Sequence[FileSource], *, beside: Path) -> None:
+    try:
+        _make_room(scratch, manifest)
+        for file in manifest.files:
+            _bring(file, sources, scratch=scratch, beside=beside)
+    except OSError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def _refuse_other(target: Path, manifest: Manifest) -> None:
@@ -104,7 +119,6 @@ def _refuse_other(target: Path, manifest: Manifest) -> None:
 
 def _make_room(scratch: Path, manifest: Manifest) -> None:
     """The hidden folder, with nothing in it but files of this checkpoint that an earlier call brought; enough room for the rest."""
-    scratch.mkdir(parents=True, exist_ok=True)
     names = {file.name for file in manifest.files}
     for entry in scratch.iterdir():
         if entry.name not in names:

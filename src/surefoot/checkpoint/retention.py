@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from surefoot.checkpoint.held import is_held
 from surefoot.core.durable import fsync_dir
 from surefoot.core.records import CheckpointRef, Rung
 from surefoot.core.sections import RunConfig
@@ -99,12 +100,13 @@ def remove(root: Path, checkpoint: str, *, generation: int) -> str | None:
 def sweep(root: Path, *, generation: int) -> list[str]:
     """Delete what dead processes of generations before `generation` left half written or half deleted; the names that are gone.
 
-    Only folders with a name that surefoot gives: whatever else lies there, however old, is somebody's.
+    Only folders with a name that surefoot gives: whatever else lies there, however old, is somebody's. So is one that a process holds, as a
+    fetch does whose folder belongs to no generation.
     """
     swept = []
     for folder in sorted(root.glob(".*")) if root.is_dir() else ():
         match = _LEFTOVER.fullmatch(folder.name)
-        if match is None or int(match[1]) >= generation or folder.is_symlink() or not folder.is_dir():
+        if match is None or int(match[1]) >= generation or folder.is_symlink() or not folder.is_dir() or is_held(folder):
             continue
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():

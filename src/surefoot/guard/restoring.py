@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +25,6 @@ from surefoot.guard.state import TrainState
 from surefoot.guard.trajectory import Facts
 from surefoot.observe.lineage import fold_lineage
 from surefoot.tensors.world import World, broadcast_json, lead, lead_long
-
-logger = logging.getLogger(__name__)
 
 _MAX_BEAT_S = 10.0  # a fetch takes minutes, and the other ranks are told that it goes on
 
@@ -97,19 +94,20 @@ class Loader:
         except CheckpointError as error:
             reason = _why(error)
             beat_s = min(_MAX_BEAT_S, self.config.launch.collective_limit_s / 4)
-            if not lead_long(self.world, lambda: self._mend(candidate["id"], reason), beat_s=beat_s):
+            if not lead_long(self.world, lambda: self._mend(candidate, reason), beat_s=beat_s):
                 raise
         return self._load(candidate)
 
-    def _mend(self, checkpoint: str, reason: str) -> bool:
-        """On rank 0. Whether some store could give the checkpoint, or the damaged files of it."""
+    def _mend(self, candidate: Mapping[str, str], reason: str) -> bool:
+        """On rank 0. Whether some store could give the checkpoint that the ledger means, or the damaged files of it."""
+        checkpoint = candidate["id"]
         for store in fold_lineage(self.recorder.entries()).tiers.get(checkpoint, ()):
             self.recorder.say(f"checkpoint {checkpoint} is fetched from {store}: {reason}")
             try:
-                fetch_for_resume(f"{store}/{checkpoint}", self.root)
+                fetch_for_resume(f"{store}/{checkpoint}", self.root, expected_state_digest=candidate["state_digest"])
                 return True
             except (CheckpointError, ConfigError) as error:
-                logger.warning("%s: %s", store, error)
+                self.recorder.warn(f"checkpoint {checkpoint} is not taken from {store}: {error}")
         return False
 
     def _sing(self, loaded: Loaded) -> Canary | None:

@@ -289,6 +289,18 @@ def test_another_local_checkpoint_of_the_id_is_not_replaced(tmp_path: Path, ther
     assert contents(folder) == as_it_was
 
 
+def test_a_copy_of_another_state_is_refused_by_name_before_anything_is_touched(tmp_path: Path, there: Path, store: ObjectStore) -> None:
+    folder = put_folder(tmp_path / "run")
+    copy_checkpoint(folder, store)
+    (folder / MANIFEST_NAME).write_bytes(b"damaged here")
+    as_it_was = contents(folder)
+    with pytest.raises(Corrupt, match=r"s10-a1 there has state digest .*, the one that is wanted has sf1:other") as caught:
+        fetch_for_resume(f"file://{there}/s10-a1", folder.parent, expected_state_digest="sf1:other")
+    assert kind_of(caught.value) == "wrong-digest"
+    assert contents(folder) == as_it_was
+    assert [path.name for path in folder.parent.iterdir()] == ["s10-a1"]
+
+
 @pytest.mark.parametrize("name", ["../escape", "/etc/escape", "..", "a/b", "manifest.json", ""])
 def test_no_name_in_a_manifest_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     folder = put_folder(tmp_path / "run")

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.checkpoint.held import held
 from surefoot.checkpoint.inspect import published
 from surefoot.checkpoint.retention import boundaries, is_good, remove, retire, sweep
+from surefoot.core.errors import CheckpointError
 from surefoot.core.records import CheckpointRef, Rung
 from surefoot.core.sections import RunConfig, ScheduleSection, TrainSection
 from surefoot.data.atoms import BatchPlan
@@ -266,3 +268,12 @@ def test_sweep_takes_only_what_older_generations_left(tmp_path: Path) -> None:
     assert sweep(tmp_path, generation=3) == sorted(goes)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(stays)
     assert sweep(tmp_path / "absent", generation=3) == []
+
+
+def test_sweep_leaves_what_a_process_works_in(tmp_path: Path) -> None:
+    folder = tmp_path / ".s20-a1.g0.writing"
+    with held(folder):
+        assert sweep(tmp_path, generation=3) == []
+        with pytest.raises(CheckpointError, match="another process works on this checkpoint"), held(folder):
+            pass
+    assert sweep(tmp_path, generation=3) == [folder.name]

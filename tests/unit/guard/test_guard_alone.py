@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from surefoot.checkpoint.object_store import ObjectStore
+from surefoot.checkpoint.remote import copy_checkpoint
 from surefoot.config import load_config
+from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError, Incompatible, SurefootError, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.core.records import Leave
@@ -286,3 +289,34 @@ def test_a_foreign_loop_goes_back_where_its_record_differs(tmp_path: Path) -> No
     assert [entry.event for entry in entries if entry.event.startswith("replay.")] == ["replay.differed", "replay.differed"]
     assert entries[-1].event == "run.halted"
     assert "no checkpoint repeats" in entries[-1].reason
+
+
+@pytest.mark.parametrize(("copied_from", "resumed_from"), [("run", "s10-a1"), ("other", "s5-a1")])
+def test_a_damaged_one_is_mended_from_a_copy_of_it_and_of_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, copied_from: str, resumed_from: str
+) -> None:
+    for name, noise in (("run", 0), ("other", 1)):
+        with pytest.raises(KeyboardInterrupt):
+            Loop(config_of(tmp_path / name), stop_at=12, noise=noise).run()
+    there = tmp_path / "there"
+    there.mkdir()
+    store = ObjectStore.open(f"file://{there}")
+    copy_checkpoint(tmp_path / copied_from / "checkpoints" / "s10-a1", store)
+    ledger = Ledger(tmp_path / "run" / "ledger.jsonl", clock=SystemClock(), by="mirror")
+    newest = read_ledger(ledger.path)[-1]
+    ledger.append(
+        Event.CHECKPOINT_COPIED,
+        generation=newest.generation,
+        attempt=1,
+        step=12,
+        fields={"id": "s10-a1", "tier": f"file://{there}"},
+    )
+    damaged = tmp_path / "run" / "checkpoints" / "s10-a1" / "manifest.json"
+    damaged.write_bytes(b"damaged")
+
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path / "run"), stop_at=13).run()
+    resumed = [entry.fields["checkpoint"] for entry in read_ledger(ledger.path) if entry.event == "run.resumed"]
+    assert resumed == [resumed_from]
+    assert (f"s10-a1 is not taken from file://{there}" in caplog.text) == (copied_from == "other")
+    assert (damaged.read_bytes() == b"damaged") == (copied_from == "other")
