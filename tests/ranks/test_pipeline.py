@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
+from surefoot.guard.counting import agree_dealt
 from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.loss import loss_of
 from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
@@ -20,7 +21,7 @@ from surefoot.parallel.clip import scale_gradients
 from surefoot.parallel.cut import Cut, cut
 from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
-from surefoot.tensors.world import join_world, single_world
+from surefoot.tensors.world import World, join_world, single_world
 from surefoot.train.optimizers import build_optimizer
 
 RunRanks = Callable[..., list[Any]]
@@ -53,12 +54,15 @@ def atoms_of(step: int, *, data_rank: int, num_data_ranks: int) -> list[Batch]:
     return [atom_of(step, micro_step * num_data_ranks + data_rank) for micro_step in range(num_micro_steps)]
 
 
-def cut_here(section: ModelSection, parallel: ParallelSection, dtype: torch.dtype, *, rank: int, world_size: int) -> Cut:
+def world_of(world_size: int) -> World:
+    return join_world(device=CPU, collective_limit_s=60.0) if world_size > 1 else single_world(CPU)
+
+
+def cut_here(section: ModelSection, parallel: ParallelSection, dtype: torch.dtype, *, world: World) -> Cut:
     model = build_model(section, VOCAB_SIZE, seed=4).to(dtype)
-    world = join_world(device=CPU, collective_limit_s=60.0) if world_size > 1 else single_world(CPU)
     return cut(
         model,
-        place_of(parallel, rank=rank, world_size=world_size),
+        place_of(parallel, rank=world.rank, world_size=world.size),
         plan=cut_plan(model),
         parallel=parallel,
         materialise=partial(materialise, seed=4, device=CPU),
@@ -72,16 +76,18 @@ def train(
     *, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection, dtype: torch.dtype, num_steps: int
 ) -> list[tuple[float, float]]:
     """(loss, norm before clipping) of each step, and of the held-out atoms at the end."""
-    made = cut_here(section, parallel, dtype, rank=rank, world_size=world_size)
+    world = world_of(world_size)
+    made = cut_here(section, parallel, dtype, world=world)
     parameters = list(made.module.parameters())
     optimizer = build_optimizer(made.module, OptimizerSection(lr=0.01))
+    dealt = agree_dealt(made.module, optimizer, world=world)
     told = []
     for step in range(num_steps):
         atoms = atoms_of(step, data_rank=made.place.data_rank, num_data_ranks=made.place.num_data_ranks)
         started: list[int] = []
         nats = made.runner.run(atoms, start=lambda atom: started.append(atom.atom), loss=partial(loss_of, z_loss=1e-3))  # noqa: B023
         assert set(started) == {atom.atom for atom in atoms}
-        gradients = counted_gradients(parameters, rank=rank, world_size=world_size)
+        gradients = counted_gradients(parameters, rank=rank, world_size=world_size, dealt=dealt)
         squared, _ = squared_norm_and_nonfinite(gradients, device=CPU)
         sums = torch.stack((nats if made.place.counts_loss else torch.zeros_like(nats), squared))
         if world_size > 1:

@@ -64,6 +64,11 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer, *, for_load: boo
     return live
 
 
+def names_of(model: nn.Module) -> dict[int, str]:
+    """Local. The name of each parameter and persistent buffer by identity; a tied one's first."""
+    return _collect_model(model, LiveState())
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -149,6 +149,7 @@ class Guard:
         self._pace.start(self._recovery.interruptions)
         self._saver.close_siblings()
         self._saver.get_ready()
+        self._judge.get_ready()
         if self._is_foreign:
             self._say_what_is_missing()
         self._restored = True

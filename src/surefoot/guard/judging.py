@@ -9,6 +9,7 @@ import torch
 
 from surefoot.core.clock import Clock
 from surefoot.core.records import Signals, Verdict
+from surefoot.guard.counting import agree_dealt
 from surefoot.guard.state import TrainState
 from surefoot.guard.under_way import SaveWords
 from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
@@ -36,13 +37,18 @@ class Judge:
         self._generation = generation
         self._gradient_divisor = gradient_divisor
         self._clock = clock
+        self._dealt: frozenset[int] | None = None
+
+    def get_ready(self) -> None:
+        """Collective over the save group. Agree on who counts which gradient, once, before the first step."""
+        self._dealt = agree_dealt(self._state.model, self._state.optimizer, world=self._world)
 
     def exchange(
         self, measured: Measured, *, leave: bool, saves: SaveWords, save_clock_s: float, save_stall_s: float
     ) -> tuple[Signals, Verdict]:
         """Collective over the loop group: the one all-gather of the step. Reads the device once."""
         parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
-        gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size)
+        gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size, dealt=self._dealt)
         squared_norm, num_nonfinite = squared_norm_and_nonfinite(gradients, device=self._world.device)
         host = HostWords(
             generation=self._generation,

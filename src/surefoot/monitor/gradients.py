@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -10,17 +11,29 @@ from torch.distributed.tensor import DTensor
 from surefoot.core.errors import SurefootError
 
 
-def counted_gradients(parameters: Iterable[torch.nn.Parameter], *, rank: int, world_size: int) -> list[torch.Tensor]:
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(sizes, offsets) of what a rank holds of a tensor."""
+
+
+def counted_gradients(
+    parameters: Iterable[torch.nn.Parameter], *, rank: int, world_size: int, dealt: Collection[int] | None = None
+) -> list[torch.Tensor]:
     """Local. The local gradient tensors that this rank counts, so that over all ranks each element is counted exactly once.
 
     A plain parameter is whole on every rank: they are dealt to ranks, largest first, which shares the reading too. A sharded one is counted
-    where its shard is, by the first of the ranks that hold the same shard.
+    where its shard is, by the first of the ranks that hold the same shard. Where ranks hold different parameters, as the stages of a
+    pipeline do, `deal_boxes` says who counts which: `dealt` are the ids of this rank's.
     """
     whole: list[torch.Tensor] = []
     counted: list[torch.Tensor] = []
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
+            continue
+        if dealt is not None:
+            if id(parameter) in dealt:
+                _refuse_partial(gradient)
+                counted.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
             continue
         if isinstance(gradient, DTensor):
             local = gradient.to_local()
@@ -37,6 +50,25 @@ def counted_gradients(parameters: Iterable[torch.nn.Parameter], *, rank: int, wo
     return counted
 
 
+def deal_boxes(held_by_ranks: Sequence[Mapping[str, Box]]) -> list[set[str]]:
+    """Local, pure. Per rank the names of the parameters that it counts: each box by one of the ranks that hold it.
+
+    Largest first, to the rank with the least to count so far: a matrix at both ends of a pipeline is counted at one of them.
+    """
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for rank, held in enumerate(held_by_ranks):
+        for name, box in held.items():
+            holders.setdefault((name, box), []).append(rank)
+    dealt: list[set[str]] = [set() for _ in held_by_ranks]
+    load = [0] * len(held_by_ranks)
+    for (name, (sizes, _)), ranks in sorted(holders.items(), key=lambda item: (-math.prod(item[0][1][0]), item[0])):
+        rank = min(ranks, key=lambda rank: load[rank])
+        load[rank] += math.prod(sizes)
+        if math.prod(sizes):
+            dealt[rank].add(name)
+    return dealt
+
+
 def squared_norm_and_nonfinite(gradients: Sequence[torch.Tensor], *, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Local. float64 scalars on `device`: the sum of squares, and the number of tensors whose norm is not finite.
 
@@ -51,12 +83,16 @@ def squared_norm_and_nonfinite(gradients: Sequence[torch.Tensor], *, device: tor
     return norms.square().sum(), (~norms.isfinite()).sum().to(torch.float64)
 
 
+def _refuse_partial(gradient: torch.Tensor) -> None:
+    if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+        raise SurefootError(
+            "a gradient is still a partial sum, so its norm is not known", where="gradients", hint="reduce it before guard.judge"
+        )
+
+
 def _is_first_replica(tensor: DTensor) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise SurefootError(
-            "a gradient is still a partial sum, so its norm is not known", where="gradients", hint="reduce it before guard.judge"
-        )
+    _refuse_partial(tensor)
     return all(coordinate[axis] == 0 for axis, placement in enumerate(tensor.placements) if placement.is_replicate())
