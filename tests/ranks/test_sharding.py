@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -136,3 +136,24 @@ def test_a_stage_holds_and_sends_what_it_promises(run_ranks: RunRanks, copies: i
         sums = NUM_UNITS * (MICRO_STEPS if stage > 1 else 1)
         between_copies = {"c10d::allreduce_": NUM_UNITS} if copies > 1 else {}
         assert seen.collectives == {"c10d::_allgather_base_": gathers, "c10d::_reduce_scatter_base_": sums, **between_copies}
+
+
+def gradients_of(*, rank: int, world_size: int, parallel: ParallelSection) -> list[torch.Tensor]:
+    """This rank's shards after one step."""
+    model_cut = cut_here(parallel, rank=rank, world_size=world_size)
+    atoms = [atom(micro_step * world_size + rank) for micro_step in range(2)]
+    model_cut.runner.run(atoms, start=lambda _: None, loss=loss_of)
+    gradients = [parameter.grad for parameter in model_cut.module.parameters()]
+    return [gradient.to_local() if isinstance(gradient, DTensor) else torch.as_tensor(gradient) for gradient in gradients]
+
+
+@pytest.mark.parametrize(
+    "axes", [ParallelSection(dp_shard=2), ParallelSection(dp_shard=2, zero_stage=1), ParallelSection(dp_replicate=2)], ids=str
+)
+def test_recomputation_keeps_the_bits_of_every_shard(run_ranks: RunRanks, axes: ParallelSection) -> None:
+    kept = run_ranks(gradients_of, 2, parallel=axes)
+    modes: tuple[Any, ...] = ("selective", "full")
+    for mode in modes:
+        recomputed = run_ranks(gradients_of, 2, parallel=replace(axes, recompute=mode))
+        for ours, theirs in zip(recomputed, kept, strict=True):
+            assert [torch.equal(one, other) for one, other in zip(ours, theirs, strict=True)] == [True] * len(theirs)

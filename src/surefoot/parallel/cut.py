@@ -19,6 +19,7 @@ from surefoot.core.sections import ParallelSection
 from surefoot.parallel.context import PartOfSequence, SequencePart, gather_keys
 from surefoot.parallel.mesh import Place, build_mesh, shard_mesh
 from surefoot.parallel.pipeline import build_pipeline, cut_stages
+from surefoot.parallel.recompute import recompute
 from surefoot.parallel.reductions import Reductions
 from surefoot.parallel.replicated import replicate
 from surefoot.parallel.running import Runner, Sequential
@@ -56,6 +57,7 @@ def cut(
     if place.sizes["dp_replicate"] < world.size:
         mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
         part = _cut_layers(model, mesh, place, plan=plan)
+        recompute(_blocks(model, plan), mode=parallel.recompute)
         if place.sizes["pp"] > 1:
             own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast)
             materialise(own)
@@ -74,10 +76,16 @@ def cut(
             reductions=Reductions(root) if world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 else None,
         )
         return Cut(model, place, _over_part(runner, part, place))
+    recompute(_blocks(model, plan), mode=parallel.recompute)
     materialise(model)
     if world.size == 1:
         return Cut(model, place, Sequential(model, world.device, autocast))
     return Cut(model, place, Sequential(replicate(model, device=world.device), world.device, autocast), needs_rehearsal=True)
+
+
+def _blocks(model: nn.Module, plan: CutPlan) -> list[nn.Module]:
+    """Of a foreign model, what is gathered together."""
+    return [model.get_submodule(name) for name in plan.blocks or plan.units]
 
 
 def _cut_layers(model: nn.Module, mesh: DeviceMesh, place: Place, *, plan: CutPlan) -> SequencePart:
