@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,6 +34,7 @@ from surefoot.checkpoint.sources import FileSource, FolderSource, in_threads
 from surefoot.checkpoint.state import LiveState, compare_inventory
 from surefoot.checkpoint.verify import check_contents, checked_metadata, parse_extras, raise_first
 from surefoot.core.errors import CheckpointError, Corrupt, SurefootError
+from surefoot.core.hashing import sha256_json
 from surefoot.core.records import Manifest, Problem
 from surefoot.tensors.digest import as_hex, combine, local_box, tensor_digest
 from surefoot.tensors.world import World, agree_ok, gather_json
@@ -112,7 +113,9 @@ def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world:
         raise Corrupt("ranks read different manifests", where=str(path), hint=_UNTOUCHED)
     listings = share_listings(folders, manifest, world=world)
     places = Places(path, sources, listings)
-    found = _agreed(world, lambda: _look(manifest, state, places=places), hint=_UNTOUCHED)
+    held = held_anywhere(state, world=world)
+    inventory = _agree_inventory(manifest, state, held=held, world=world)
+    found = _agreed(world, lambda: _look(manifest, inventory, places=places), hint=_UNTOUCHED)
     own_rng = {tensor.key: torch.empty(tensor.shape, dtype=torch.uint8) for tensor in manifest.tensors if tensor.key == rng_key(world.rank)}
     tensors = {**state.tensors, **own_rng}
     needed = {name for key, tensor in tensors.items() for name in _files_of(found.metadata, key, tensor)}
@@ -127,7 +130,7 @@ def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world:
     shared, gone_around = agree_shared(places, world, share)
     chosen = {**shared, **local}
 
-    reader = _read(path, tensors, found=found, chosen=chosen, world=world, num_threads=num_threads)
+    reader = _read(path, tensors, held=held, found=found, chosen=chosen, world=world, num_threads=num_threads)
     parts = _agreed(world, lambda: _loaded_parts(tensors, manifest, reader=reader, num_threads=num_threads), hint=_GARBAGE)
     told = gather_json(world, {"parts": parts, "sources": {name: chosen[name].name for name in sorted(needed)}})
     _compare_digests([rank["parts"] for rank in told], path=path, found=found)
@@ -143,12 +146,28 @@ def _load(path: Path, sources: Sequence[FileSource], *, state: LiveState, world:
     )
 
 
-def _look(manifest: Manifest, state: LiveState, *, places: Places) -> _Found:
+def held_anywhere(state: LiveState, *, world: World) -> frozenset[str]:
+    """Collective over the save group. The keys that any rank has: the stages of a pipeline have different ones."""
+    own = sorted(state.tensors)
+    if len(set(gather_json(world, sha256_json(own)))) == 1:
+        return frozenset(own)
+    return frozenset(key for keys in gather_json(world, own) for key in keys)
+
+
+def _agree_inventory(manifest: Manifest, state: LiveState, *, held: frozenset[str], world: World) -> list[Problem]:
+    """Collective over the save group. What differs between the checkpoint and all ranks together, each thing once."""
+    stored = [tensor for tensor in manifest.tensors if not tensor.key.startswith(RNG_PREFIX)]
+    told = gather_json(world, [asdict(problem) for problem in compare_inventory(state, stored, elsewhere=held)])
+    problems = dict.fromkeys(Problem(**problem) for rank in told for problem in rank)
+    return sorted(problems, key=lambda problem: problem.tensor)
+
+
+def _look(manifest: Manifest, inventory: Sequence[Problem], *, places: Places) -> _Found:
     """Local. What manifest, lists and small files say: everything that can be known without reading a tensor."""
     raise_first(check_contents(manifest), where=places.path)
     if len(places.sources) == 1:  # else another source may stand in for what is missing here
         raise_first(places.listings[str(places.path)], where=places.path)
-    raise_first(compare_inventory(state, [t for t in manifest.tensors if not t.key.startswith(RNG_PREFIX)]), where=places.path)
+    raise_first(inventory, where=places.path)
     raw_metadata, damaged_metadata = places.read_small(manifest, METADATA_NAME)
     raw_extras, damaged_extras = places.read_small(manifest, EXTRAS_NAME)
     return _Found(
@@ -175,6 +194,7 @@ def _read(
     path: Path,
     tensors: dict[str, torch.Tensor],
     *,
+    held: frozenset[str],
     found: _Found,
     chosen: Mapping[str, FileSource],
     world: World,
@@ -188,7 +208,7 @@ def _read(
             dcp_load(
                 tensors,
                 storage_reader=reader,
-                planner=StrictLoadPlanner(may_be_left=lambda key: key.startswith(RNG_PREFIX)),
+                planner=StrictLoadPlanner(may_be_left=lambda key: key in held or key.startswith(RNG_PREFIX)),
                 process_group=world.save_group,
                 no_dist=world.save_group is None,
             )

@@ -6,7 +6,7 @@ once, under their first name. Hyperparameters are no state: they come from the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,11 +73,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def compare_inventory(live: LiveState, stored: Iterable[ManifestTensor]) -> list[Problem]:
-    """Every difference between what the program expects and what a checkpoint holds: keys both ways, dtypes, global shapes."""
+def compare_inventory(live: LiveState, stored: Iterable[ManifestTensor], *, elsewhere: Collection[str] = ()) -> list[Problem]:
+    """Every difference between what the program expects and what a checkpoint holds: keys both ways, dtypes, global shapes.
+
+    `elsewhere` are keys that other ranks expect.
+    """
     found = {tensor.key: tensor for tensor in stored}
     problems = [Problem(kind="missing-tensor", tensor=key, detail="the model or optimizer needs it") for key in live.tensors.keys() - found]
-    problems += [Problem(kind="extra-tensor", tensor=key, detail="the model or optimizer has none") for key in found - live.tensors.keys()]
+    problems += [
+        Problem(kind="extra-tensor", tensor=key, detail="the model or optimizer has none")
+        for key in found - live.tensors.keys() - set(elsewhere)
+    ]
     for key in live.tensors.keys() & found.keys():
         tensor, have = live.tensors[key], found[key]
         if dtype_name(tensor.dtype) != have.dtype:

@@ -242,7 +242,7 @@ def cut_stages(
     autocast: AbstractContextManager[Any],
     sums_dtype: torch.dtype | None = None,
 ) -> tuple[nn.Module, list[StageModule]]:
-    """Local. This rank's part of `model`, which owns its parameters under the names of the whole, and its pieces, sharded over the data axes.
+    """Local. This rank's part of `model`, which owns its parameters under the names of the whole, and its pieces, sharded over data axes.
 
     Under zero_bubble parameters stay gathered from forward to backward, for its backward in two halves finds only those in the graph; the
     schedule gathers and frees whole pieces.
