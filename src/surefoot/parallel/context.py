@@ -36,19 +36,24 @@ class SequencePart:
     size: int = 1
     group: dist.ProcessGroup | None = None
 
+    @property
+    def num_pieces(self) -> int:
+        """Of a sequence, all ranks together."""
+        return 2 * self.size if self.size > 1 else 1
+
     def index(self, num_positions: int, *, rank: int, device: torch.device) -> torch.Tensor:
         """Local. index_S: where in the sequence of `num_positions` the positions of `rank` are, rising. All of them when it is whole."""
         if self.size == 1:
             return torch.arange(num_positions, device=device)
-        if num_positions % (2 * self.size):
+        if num_positions % self.num_pieces:
             raise ConfigError(
-                f"a sequence of {num_positions} positions cannot be cut into {2 * self.size} equal pieces, two for each rank of cp",
+                f"a sequence of {num_positions} positions cannot be cut into {self.num_pieces} equal pieces, two for each rank of cp",
                 where="[data] seq_len",
-                hint=f"make it a multiple of {2 * self.size}",
+                hint=f"make it a multiple of {self.num_pieces}",
                 got=num_positions,
             )
-        pieces = torch.arange(num_positions, device=device).chunk(2 * self.size)
-        return torch.cat((pieces[rank], pieces[2 * self.size - 1 - rank]))
+        pieces = torch.arange(num_positions, device=device).chunk(self.num_pieces)
+        return torch.cat((pieces[rank], pieces[self.num_pieces - 1 - rank]))
 
     def order(self, num_positions: int, *, device: torch.device) -> torch.Tensor:
         """Local. index_T: the indices of all ranks' positions, rank after rank, as they are gathered."""
@@ -114,14 +119,14 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (of_all,) = gradients
         of_mine = torch.empty_like(of_all[0], memory_format=torch.contiguous_format)
-        dist.reduce_scatter_single(of_mine, of_all.contiguous(), group=ctx.part.group)
+        dist.reduce_scatter_single(of_mine, of_all.contiguous().flatten(0, 1), group=ctx.part.group)
         return of_mine, None
 
 
 def _gather(here: torch.Tensor, part: SequencePart) -> torch.Tensor:
-    gathered = here.new_empty((part.size, *here.shape))
+    gathered = here.new_empty((part.size * here.shape[0], *here.shape[1:]))
     dist.all_gather_single(gathered, here.contiguous(), group=part.group)
-    return gathered
+    return gathered.unflatten(0, (part.size, -1))
 
 
 @dataclass(frozen=True)

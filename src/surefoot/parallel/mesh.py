@@ -37,8 +37,13 @@ class Place:
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank's loss and live tokens count: over all ranks, each token once. Context ranks have a part of the tokens each."""
+        """Whether this rank's loss counts: over all ranks, each token once. Context ranks have the loss of their own positions each."""
         return self.coordinates["tp"] == 0 and self.coordinates["pp"] == self.sizes["pp"] - 1
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the live tokens of this rank's samples count: over all ranks, each sample once."""
+        return self.counts_loss and self.coordinates["cp"] == 0
 
 
 def place_of(parallel: ParallelSection, *, rank: int, world_size: int) -> Place:
@@ -64,12 +69,18 @@ def build_mesh(place: Place, *, device_type: str, collective_limit_s: float) -> 
     Every group of it gets `collective_limit_s` as timeout; torch would give them 1800 s.
     """
     mesh = init_device_mesh(device_type, tuple(place.sizes[axis] for axis in AXES), mesh_dim_names=AXES)
-    shared = mesh["dp_shard", "cp"]._flatten(SHARD_AXIS)
-    for group in (*mesh.get_all_groups(), shared.get_group()):
+    for group in (*mesh.get_all_groups(), _shard_axis(mesh).get_group()):
         _set_pg_timeout(timedelta(seconds=collective_limit_s), group)
     return mesh
 
 
 def shard_mesh(mesh: DeviceMesh, place: Place) -> DeviceMesh:
     """For `fully_shard`: one axis, or two when there are whole copies of the model."""
-    return mesh["dp_replicate", SHARD_AXIS] if place.sizes["dp_replicate"] > 1 else mesh[SHARD_AXIS]
+    if place.sizes["dp_replicate"] == 1:
+        return _shard_axis(mesh)
+    return DeviceMesh._concatenate([mesh["dp_replicate"], _shard_axis(mesh)])
+
+
+def _shard_axis(mesh: DeviceMesh) -> DeviceMesh:
+    """One mesh and one group, however often it is asked for. Private names: torch warns of a flattened axis that is taken by its name."""
+    return mesh["dp_shard", "cp"]._flatten(SHARD_AXIS)

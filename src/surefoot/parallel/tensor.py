@@ -36,8 +36,12 @@ def cut_tensors(model: nn.Module, mesh: DeviceMesh, *, plan: CutPlan) -> None:
             "the model does not say how its matrices may be cut", where="[parallel] tp", hint="leave it out: cut your own model by dp_shard"
         )
     for name, style in plan.tensor_styles:
+        module = model.get_submodule(name)
         for part in _parts(style):
-            parallelize_module(model.get_submodule(name), mesh, part, src_data_rank=None)  # every rank cuts its own: nothing is sent
+            parallelize_module(module, mesh, part, src_data_rank=None)  # every rank cuts its own: nothing is sent
+        if style == "vocabulary_rows":
+            # A view otherwise, and fully_shard warns of a unit that hands out views: one copy of x_BSD a forward.
+            module.register_forward_hook(lambda _, __, x_BSD: x_BSD.clone())
 
 
 def _parts(style: TensorStyle) -> tuple[ParallelStyle, ...]:

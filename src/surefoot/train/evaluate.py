@@ -29,10 +29,10 @@ class HeldOut:
         with evaluating(self._cut.module):
             nats = self._cut.runner.evaluate(self._batches.micro_batches, loss=loss_of)
         counts = torch.tensor([self._batches.num_live_tokens, self._batches.num_bytes], dtype=torch.float64, device=self._world.device)
-        mine = torch.cat((nats.reshape(1), counts))
-        total_nats, num_tokens, num_bytes = reduce_sum(
-            self._world, mine if self._cut.place.counts_loss else torch.zeros_like(mine)
-        ).tolist()
+        place = self._cut.place
+        nats = nats if place.counts_loss else torch.zeros_like(nats)
+        mine = torch.cat((nats.reshape(1), counts * place.counts_tokens))
+        total_nats, num_tokens, num_bytes = reduce_sum(self._world, mine).tolist()
         if not num_tokens:
             return None
         loss = total_nats / num_tokens

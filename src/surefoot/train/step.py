@@ -46,10 +46,10 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     batch = next(parts.data)
     fetched_s = time.monotonic()
     nats = forward_backward(parts, batch.micro_batches, step=guard.step)
-    counts = parts.cut.place.counts_loss
+    place = parts.cut.place
     action = guard.judge(
-        nats if counts else torch.zeros_like(nats),
-        batch.num_live_tokens if counts else 0,
+        nats if place.counts_loss else torch.zeros_like(nats),
+        batch.num_live_tokens if place.counts_tokens else 0,
         lr=rate,
         data_wait_s=batch.data_wait_s,
         forward_backward_s=time.monotonic() - fetched_s,
