@@ -15,7 +15,7 @@ Refusal = tuple[str, str, str]
 LAYOUT_AXES = ("dp_shard", "dp_replicate", "pp", "tp", "cp")
 """Among equally near layouts, the one that has more of the first of these is proposed."""
 
-NOT_IN_THIS_RELEASE: tuple[str, ...] = ("tp", "cp", "pp", "pp_schedule", "pp_chunks")
+NOT_IN_THIS_RELEASE: tuple[str, ...] = ("tp", "cp")
 """Settings of [parallel] that must stand at their defaults."""
 
 VOCAB_MULTIPLE = 64

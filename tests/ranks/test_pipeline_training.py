@@ -1,0 +1,137 @@
+"""Our own loop over the stages of a pipeline: losses, held-out losses, a crash, a resume under other layouts, timeouts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.core.records import StepReport
+from surefoot.core.sections import (
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    ParallelSection,
+    RunConfig,
+    RunSection,
+    ScheduleSection,
+    SourceSection,
+    TrainSection,
+)
+from surefoot.data.prepare import prepare
+from surefoot.observe.ledger import read_ledger
+from surefoot.train.loop import open_run, training_steps
+from surefoot.train.sample import text_sample
+from surefoot.train.step import train_step
+
+RunRanks = Callable[..., list[Any]]
+
+ONE = ParallelSection()
+PP2 = ParallelSection(pp=2)
+FSDP2 = ParallelSection(dp_shard=2)
+INTERLEAVED_2X2 = ParallelSection(pp=2, dp_shard=2, pp_schedule="interleaved")
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = tmp_path_factory.mktemp("text")
+    for index in range(60):
+        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
+    out = text / "prepared"
+    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
+    return out
+
+
+def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_steps: int = 6, tied: bool = True) -> RunConfig:
+    """A ramp: 4 atoms in each of the first steps, then 6; the held-out samples are 3 atoms."""
+    return RunConfig(
+        run=RunSection(name="test", dir=str(run_dir), seed=11),
+        data=DataSection(path=str(data_dir), seq_len=32),
+        model=ModelSection(num_layers=4, d_model=32, num_heads=2, tie_embeddings=tied),
+        train=TrainSection(
+            num_steps=num_steps,
+            global_batch_size=18,
+            micro_batch_size=3,
+            batch_ramp=((0, 12), (30, 18)),
+            eval_interval_steps=3,
+            eval_num_samples=8,
+        ),
+        schedule=ScheduleSection(kind="constant", warmup_steps=2),
+        parallel=parallel,
+        checkpoint=CheckpointSection(interval_steps=2, keep_last=2),
+    )
+
+
+def all_reports(*, rank: int, world_size: int, config: RunConfig) -> tuple[list[StepReport], str]:
+    with open_run(config) as (parts, guard):
+        guard.restore()
+        reports = []
+        while guard.begin():
+            reports.append(train_step(parts, guard))
+        return reports, text_sample(parts, num_tokens=5)
+
+
+def stop_after(*, rank: int, world_size: int, config: RunConfig, stop_step: int) -> None:
+    for report in training_steps(config):
+        if report.step == stop_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ledgered_digest(run_dir: Path) -> str:
+    return str(read_ledger(run_dir / "ledger.jsonl")[-1].fields["state_digest"])
+
+
+@pytest.mark.parametrize(("parallel", "tied"), [(PP2, True), (INTERLEAVED_2X2, False)], ids=["1f1b-tied", "interleaved-sharded-untied"])
+def test_a_pipeline_trains_as_one_process_does(
+    run_ranks: RunRanks, data_dir: Path, tmp_path: Path, parallel: ParallelSection, tied: bool
+) -> None:
+    ((alone, sample),) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "one", ONE, tied=tied))
+    config = config_of(data_dir, tmp_path / "many", parallel, tied=tied)
+    for reports, text in run_ranks(all_reports, parallel.num_ranks, init=False, config=config):
+        assert text == sample
+        for report, expected in zip(reports, alone, strict=True):
+            assert report.loss == pytest.approx(expected.loss, abs=1e-5)
+            assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+            assert report.val_loss == (pytest.approx(expected.val_loss, abs=1e-5) if expected.val_loss is not None else None)
+            assert report.num_live_tokens == expected.num_live_tokens
+
+
+def test_a_crashed_pipeline_ends_with_the_bits_of_an_undisturbed_one(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    undisturbed = config_of(data_dir, tmp_path / "undisturbed", PP2)
+    run_ranks(all_reports, 2, init=False, config=undisturbed)
+    disturbed = config_of(data_dir, tmp_path / "disturbed", PP2)
+    with pytest.raises(AssertionError, match="died"):
+        run_ranks(stop_after, 2, init=False, config=disturbed, stop_step=5)
+    ((reports, _), *_) = run_ranks(all_reports, 2, init=False, config=disturbed)
+    assert [report.step for report in reports] == [5, 6]
+    assert ledgered_digest(tmp_path / "disturbed") == ledgered_digest(tmp_path / "undisturbed")
+
+
+def test_a_run_goes_on_in_and_out_of_a_pipeline(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    ((alone, _),) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "one", ONE, num_steps=9))
+    for parallel, stop_step in [(PP2, 3), (ONE, 5), (PP2, 7)]:
+        config = config_of(data_dir, tmp_path / "run", parallel, num_steps=9)
+        with pytest.raises(AssertionError, match="died"):
+            run_ranks(stop_after, parallel.num_ranks, init=False, config=config, stop_step=stop_step)
+    ((reports, _), *_) = run_ranks(all_reports, 2, init=False, config=config_of(data_dir, tmp_path / "run", FSDP2, num_steps=9))
+    assert [(report.step, report.attempt) for report in reports] == [(7, 4), (8, 4), (9, 4)]
+    for report, expected in zip(reports, alone[6:], strict=True):
+        assert report.loss == pytest.approx(expected.loss, abs=1e-5)
+
+
+def groups_of(*, rank: int, world_size: int, config: RunConfig) -> list[float]:
+    with open_run(config):
+        groups = torch.distributed.distributed_c10d._world.pg_map
+        return [float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds()) for group in groups]
+
+
+def test_every_group_has_the_configured_timeout(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    config = config_of(data_dir, tmp_path / "run", PP2)
+    for timeouts in run_ranks(groups_of, 2, init=False, config=config):
+        assert len(timeouts) >= 4  # the default one, the loop's, the saves', the stages'
+        assert set(timeouts) == {config.launch.collective_limit_s}
