@@ -17,6 +17,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_count
 from surefoot.launch.logs import rank_paths
+from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.heap import keep_freed_pages
 from surefoot.tensors.world import told_apart
 from surefoot.train.loop import open_run
@@ -34,7 +35,9 @@ def main() -> None:
     """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
     set_up_process()
     run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
-    path = rank_paths(run_dir, int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"]))[2]
+    generation, rank = int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"])
+    keep_evidence_at(evidence_path(run_dir, generation=generation, rank=rank))
+    path = rank_paths(run_dir, generation, rank)[2]
     room = _keep_room(path)
     try:
         train_here(load_config(run_dir / "config.toml").config)

@@ -30,6 +30,7 @@ from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.guard.timing import StepTimes
 from surefoot.heal.policy import decide
+from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.world import World, world_here
 
 
@@ -80,6 +81,7 @@ class Guard:
         except BaseException:
             self._requests.close()
             raise
+        keep_evidence_at(evidence_path(self._place.run_dir, generation=self._place.generation, rank=self._world.rank))
         self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
         self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {})
         self._evaluation = evaluation

@@ -6,6 +6,7 @@ data axes, then memory and values. Each step has a room of its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from surefoot.core.cut_plan import CutPlan
 from surefoot.core.sections import ParallelSection
 from surefoot.parallel.context import PartOfSequence, SequencePart, gather_keys
-from surefoot.parallel.mesh import Place, build_mesh, shard_mesh
+from surefoot.parallel.mesh import Place, build_mesh, shard_mesh, warn_of_placement
 from surefoot.parallel.pipeline import build_pipeline, cut_stages
 from surefoot.parallel.recompute import recompute
 from surefoot.parallel.reductions import Reductions
@@ -55,6 +56,7 @@ def cut(
 ) -> Cut:
     """Collective over the world. Cut `model`, then fill it: `materialise` sees the sharded parameters, so no rank ever holds the whole."""
     if place.sizes["dp_replicate"] < world.size:
+        warn_of_placement(place, ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
         mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
         part = _cut_layers(model, mesh, place, plan=plan)
         recompute(_blocks(model, plan), mode=parallel.recompute)

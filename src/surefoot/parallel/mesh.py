@@ -5,6 +5,7 @@ Ranks that differ only in `cp` or `tp` or `pp` are one data rank: they get the s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.sections import ParallelSection
+
+logger = logging.getLogger(__name__)
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 SHARD_AXIS = "dp_shard_cp"
@@ -66,12 +69,44 @@ def place_of(parallel: ParallelSection, *, rank: int, world_size: int) -> Place:
 def build_mesh(place: Place, *, device_type: str, collective_limit_s: float) -> DeviceMesh:
     """Collective over the world. All `AXES`, also those of size 1, and `SHARD_AXIS`.
 
-    Every group of it gets `collective_limit_s` as timeout; torch would give them 1800 s.
+    Every axis has a group of its own, also where it spans the world, so that its name (surefoot:<axis>) says what a collective is for.
+    Each gets `collective_limit_s` as timeout; torch would give them 1800 s.
     """
-    mesh = init_device_mesh(device_type, tuple(place.sizes[axis] for axis in AXES), mesh_dim_names=AXES)
-    for group in (*mesh.get_all_groups(), _shard_axis(mesh).get_group()):
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    sizes = tuple(place.sizes[axis] for axis in AXES)
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=AXES, backend_override=dict.fromkeys(AXES, backend))
+    shared = mesh["dp_shard", "cp"]._flatten(SHARD_AXIS, backend_override=backend)
+    for name, group in zip((*AXES, SHARD_AXIS), (*mesh.get_all_groups(), shared.get_group()), strict=True):
+        # torch names a mesh's groups mesh_<axis> and has no public way to say otherwise, nor to say their timeout.
+        group._set_group_desc(f"surefoot:{name}")
         _set_pg_timeout(timedelta(seconds=collective_limit_s), group)
     return mesh
+
+
+def across_hosts(place: Place, *, ranks_per_host: int) -> tuple[str, ...]:
+    """Local, pure. The axes that talk inside every layer, of which a group spans hosts: "tp", then "cp" around it.
+
+    Ranks of one host are neighbours in rank order, as launchers place them.
+    """
+    spanning = []
+    inner = 1
+    for axis in ("tp", "cp"):
+        inner *= place.sizes[axis]
+        if place.sizes[axis] > 1 and ranks_per_host % inner:
+            spanning.append(axis)
+    return tuple(spanning)
+
+
+def warn_of_placement(place: Place, *, ranks_per_host: int) -> None:
+    """Local. A layout that is legal may still be slow: inside a layer every product waits for the links between hosts."""
+    for axis in across_hosts(place, ranks_per_host=ranks_per_host):
+        logger.warning(
+            "parallel.%s = %d spans hosts, which have %d ranks each: every layer waits for the links between them; "
+            "make tp * cp a divisor of the ranks of a host",
+            axis,
+            place.sizes[axis],
+            ranks_per_host,
+        )
 
 
 def shard_mesh(mesh: DeviceMesh, place: Place) -> DeviceMesh:

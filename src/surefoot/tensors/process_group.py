@@ -84,3 +84,4 @@ def _join_default_group(launch: LaunchSection, device: torch.device) -> None:
         world_size=size,
         timeout=timedelta(seconds=launch.collective_limit_s),
     )
+    dist.distributed_c10d._get_default_group()._set_group_desc("surefoot:default")  # init_process_group takes no name

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from surefoot.core.errors import PeerLost, SurefootError, error_from_json
 from surefoot.core.strict_json import canonical
+from surefoot.tensors.flight import leave_evidence
 
 ProcessGroup = dist.ProcessGroup
 T = TypeVar("T")
@@ -80,6 +81,17 @@ def reduce_sum(world: World, values: torch.Tensor) -> torch.Tensor:
             dist.all_reduce(values, group=world.loop_group)
         except RuntimeError as error:
             raise told_apart("a sum over ranks", error) from error
+    return values
+
+
+def reduce_max(world: World, values: torch.Tensor) -> torch.Tensor:
+    """Collective over the loop group. The largest of each of `values` over ranks, in place, and returns them. No nan among them. Raises
+    PeerLost."""
+    if world.loop_group is not None:
+        try:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=world.loop_group)
+        except RuntimeError as error:
+            raise told_apart("a maximum over ranks", error) from error
     return values
 
 
@@ -177,11 +189,13 @@ def told_apart(what: str, error: RuntimeError) -> RuntimeError | PeerLost:
     """The error to raise for a collective that failed: PeerLost when it is the loss of another rank, `error` itself when it is our own.
 
     On an accelerator a collective is also where this rank's earlier asynchronous errors surface; to call those a lost peer would send the
-    search for the culprit the wrong way.
+    search for the culprit the wrong way. What this rank was waiting for is left in a file (`tensors.flight`).
     """
     if not is_peer_failure(error):
         return error
-    return PeerLost(f"{what} did not finish: {error}", hint="another rank went away; the agent names it and restarts")
+    evidence = leave_evidence(what, error)
+    seen = f"; the last collectives of this rank: {evidence}" if evidence else ""
+    return PeerLost(f"{what} did not finish: {error}", hint=f"another rank went away; the agent names it and restarts{seen}")
 
 
 _PEER_SIGNS = (
