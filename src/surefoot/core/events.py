@@ -44,4 +44,5 @@ class Event(StrEnum):
     RESUME_ASKED = "resume.asked"
     RUN_RESUMED = "run.resumed"
     RUN_ROLLED_BACK = "run.rolled_back"
+    STEP_REDONE = "step.redone"
     UPDATE_SKIPPED = "update.skipped"

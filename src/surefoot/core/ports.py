@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from surefoot.core.records import HeldOutLoss
+from surefoot.core.records import GradientBound, HeldOutLoss, Redo
 
 
 @runtime_checkable
@@ -66,6 +66,19 @@ class Stateful(Protocol):
 class EvalPort(Protocol):
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. The loss on the frozen held-out samples, the same on all ranks; None without any; changes no state."""
+        ...
+
+
+class NumericsPort(Stateful, Protocol):
+    """What a loop with exact sums hands over: its units, which are state, and what this step found. Equal on all ranks."""
+
+    @property
+    def bound(self) -> GradientBound:
+        """Of the gradients that are to be judged now."""
+        ...
+
+    def take_redos(self) -> list[Redo]:
+        """What of this step was computed again; the next call does not return it a second time."""
         ...
 
 

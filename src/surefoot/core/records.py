@@ -76,6 +76,16 @@ class Signals:
     save_outcome: Literal["", "committed", "failed"] = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GradientBound:
+    """What all ranks agreed on about the gradients of this step, where sums are exact: the largest absolute element (inf when one is not
+    finite), the number of elements of the whole model, and of tensors with a non-finite one."""
+
+    largest: float
+    num_elements: int
+    num_nonfinite: int
+
+
 class Health(StrEnum):
     HEALTHY = "healthy"
     SUSPECT = "suspect"

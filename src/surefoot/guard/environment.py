@@ -13,8 +13,13 @@ from torch import nn
 from surefoot.core.version import __version__
 from surefoot.tensors.world import World
 
+EXACT = "exact"
+"""The fact "sums" of a run in which the layout changes no bit. Other runs do not have it, nor had those before there were exact sums."""
 
-def describe_environment(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> dict[str, object]:
+
+def describe_environment(
+    model: nn.Module, optimizer: torch.optim.Optimizer, world: World, *, exact_sums: bool = False
+) -> dict[str, object]:
     """The facts of this process that may change a bit of the result, read off the live objects. Equal on all ranks of a sane job."""
     facts: dict[str, object] = {
         "surefoot": __version__,
@@ -31,6 +36,8 @@ def describe_environment(model: nn.Module, optimizer: torch.optim.Optimizer, wor
         "parameter_dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}),
         "world_size": world.size,
     }
+    if exact_sums:
+        facts["sums"] = EXACT
     if world.device.type == "cuda":
         facts["device_name"] = torch.cuda.get_device_name(world.device)
         facts["cuda"] = torch.version.cuda

@@ -15,7 +15,7 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, SurefootError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.ports import DataPort, EvalPort, Stateful
+from surefoot.core.ports import DataPort, EvalPort, NumericsPort, Stateful
 from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
@@ -51,7 +51,8 @@ class Guard:
     Gradients are those of the loss *summed* over live tokens and over ranks, divided by `gradient_divisor`: 1 for a sum, the world size
     under DistributedDataParallel's default mean. `model` may be wrapped; `data` is the caller's DataPort; `evaluation` is asked for the
     held-out loss every `train.eval_interval_steps`; `extra` are further parts with a JSON state_dict (a schedule, a scaler) that are saved
-    and restored with the rest. All methods but `applied` are collective: every rank calls them in the same order.
+    and restored with the rest; `numerics` comes from a loop whose sums are exact, as our own can be. All methods but `applied` are
+    collective: every rank calls them in the same order.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Guard:
         data: DataPort,
         evaluation: EvalPort | None = None,
         extra: Mapping[str, Stateful] | None = None,
+        numerics: NumericsPort | None = None,
         world: World | None = None,
         lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
@@ -83,7 +85,7 @@ class Guard:
             raise
         keep_evidence_at(evidence_path(self._place.run_dir, generation=self._place.generation, rank=self._world.rank))
         self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
-        self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {})
+        self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {}, numerics=numerics)
         self._evaluation = evaluation
         self._gradient_divisor = gradient_divisor
         self._beat = self._place.board.slot(self._world.rank)
@@ -235,6 +237,8 @@ class Guard:
             self._state.loss = signals.loss
             self._state.tokens += signals.num_live_tokens
             self._compare_with_record(signals)
+        for redo in self._state.numerics.take_redos() if self._state.numerics is not None else ():
+            self._recorder.ledger(Event.STEP_REDONE, rule="grid_overflow", reason=redo.reason)
         if isinstance(action, SkipUpdate):
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
         with self._times.measure("save_s"):

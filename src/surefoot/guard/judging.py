@@ -12,7 +12,7 @@ from surefoot.core.records import Signals, Verdict
 from surefoot.guard.counting import agree_dealt
 from surefoot.guard.state import TrainState
 from surefoot.guard.under_way import SaveWords
-from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
+from surefoot.monitor.gradients import counted_gradients, squared_norm_levels
 from surefoot.monitor.vector import Flag, HostWords, encode, fold
 from surefoot.monitor.verdict import judge
 from surefoot.tensors.world import World, gather_words
@@ -49,7 +49,10 @@ class Judge:
         """Collective over the loop group: the one all-gather of the step. Reads the device once."""
         parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
         gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size, dealt=self._dealt)
-        squared_norm, num_nonfinite = squared_norm_and_nonfinite(gradients, device=self._world.device)
+        numerics = self._state.numerics
+        levels_L1 = squared_norm_levels(gradients, device=self._world.device, bound=numerics.bound if numerics is not None else None)
+        if numerics is not None and not self._world.leads:
+            levels_L1[-1] = 0.0  # the bound counts the non-finite tensors of all ranks
         host = HostWords(
             generation=self._generation,
             attempt=self._state.attempt,
@@ -68,6 +71,7 @@ class Judge:
             save_state=saves.state,
         )
         loss_sum = measured.loss_sum.detach().to(device=self._world.device, dtype=torch.float64)
-        device_values = torch.stack((loss_sum, squared_norm * self._gradient_divisor**2, num_nonfinite))
+        levels_L1[:-1] *= self._gradient_divisor**2
+        device_values = torch.cat((loss_sum.reshape(1), levels_L1))
         signals = fold(gather_words(self._world, encode(host, device_values=device_values)))
         return signals, judge(signals)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.core.errors import Incompatible
-from surefoot.core.ports import DataPort, Stateful
+from surefoot.core.ports import DataPort, NumericsPort, Stateful
 from surefoot.core.strict_json import canonical
 from surefoot.heal.policy import HealState
 
@@ -20,7 +20,7 @@ class TrainState:
     """`step` counts finished training steps. `attempt` grows at every resume and roll-back and never goes back.
 
     `updates` counts optimizer updates that really happened; it moves only in `applied`, so a snapshot can prove that none ran meanwhile.
-    `canary` is the held-out loss of exactly this state, where it was evaluated.
+    `canary` is the held-out loss of exactly this state, where it was evaluated. `numerics` is there where sums are exact.
     """
 
     model: nn.Module
@@ -34,6 +34,7 @@ class TrainState:
     loss: float | None = None
     canary: float | None = None
     heal: HealState = field(default_factory=HealState)
+    numerics: NumericsPort | None = None
 
     def extras(self) -> dict[str, Any]:
         """The state that is not tensors, as JSON."""
@@ -43,6 +44,7 @@ class TrainState:
             "cursor": dict(self.data.cursor()),
             "extra": {name: _json_state(name, part) for name, part in self.extra.items()},
             "canary": self.canary,
+            **({"numerics": self.numerics.state_dict()} if self.numerics is not None else {}),
         }
 
     def _rates(self) -> list[float]:
@@ -65,6 +67,8 @@ class TrainState:
             )
         for name, part in self.extra.items():
             part.load_state_dict(extras["extra"][name])
+        if self.numerics is not None:
+            self.numerics.load_state_dict(extras.get("numerics", {}))
         self.data.seek(extras["cursor"])
 
 

@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from surefoot.core.errors import SurefootError
-
+from surefoot.core.records import GradientBound
+from surefoot.tensors.exact_sum import NUM_LEVELS, square_levels
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(sizes, offsets) of what a rank holds of a tensor."""
@@ -81,6 +82,19 @@ def squared_norm_and_nonfinite(gradients: Sequence[torch.Tensor], *, device: tor
     halves = any(gradient.dtype.itemsize < 4 for gradient in gradients)
     norms = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=torch.float32 if halves else None)).to(torch.float64)
     return norms.square().sum(), (~norms.isfinite()).sum().to(torch.float64)
+
+
+def squared_norm_levels(gradients: Sequence[torch.Tensor], *, device: torch.device, bound: GradientBound | None) -> torch.Tensor:
+    """Local. float64 [NUM_LEVELS + 1] on `device`: what the squares come to on each level, then the number of non-finite tensors.
+
+    With a `bound` that all ranks agreed on, the levels of all ranks add up to the same bits however the elements were dealt to them. It
+    counts the non-finite tensors too, of all ranks: to be told by one of them. Without one, all squares are one sum, on the first level.
+    """
+    if bound is not None:
+        levels_L = square_levels(gradients, largest=bound.largest, num_values=bound.num_elements, device=device)
+        return torch.cat((levels_L, levels_L.new_tensor([bound.num_nonfinite])))
+    squared_norm, num_nonfinite = squared_norm_and_nonfinite(gradients, device=device)
+    return torch.stack((squared_norm, *squared_norm.new_zeros(NUM_LEVELS - 1), num_nonfinite))
 
 
 def _refuse_partial(gradient: torch.Tensor) -> None:

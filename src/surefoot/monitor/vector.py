@@ -17,8 +17,9 @@ import torch
 
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import RankSignals, Signals
+from surefoot.tensors.exact_sum import NUM_LEVELS
 
-VECTOR_VERSION = 2
+VECTOR_VERSION = 3
 
 
 class Flag(IntFlag):
@@ -63,12 +64,13 @@ _INTS = (
     "version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free", "save_point", "save_state",
 )  # fmt: skip
 _FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s")
-_DEVICE = ("loss_sum", "squared_norm", "num_nonfinite")
+_LEVELS = tuple(f"squared_norm_{level}" for level in range(NUM_LEVELS))
+_DEVICE = ("loss_sum", *_LEVELS, "num_nonfinite")
 _PLACE = {name: index for index, name in enumerate((*_INTS, *_FLOATS, *_DEVICE))}
 
 
 def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
-    """Local. `device_values` float64 [3] = (loss_sum, squared_norm, num_nonfinite) on any device -> int64 [W] on that device."""
+    """Local. `device_values` float64 [NUM_LEVELS + 2] = (loss_sum, squared norm by level, num_nonfinite) -> int64 [W] on their device."""
     ints = (
         VECTOR_VERSION,
         host.generation,
@@ -90,7 +92,8 @@ def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
 def fold(words_RW: torch.Tensor) -> Signals:
     """Local, pure. The gathered words of all ranks -> Signals, equal on every rank.
 
-    The norm is that of the mean gradient: sqrt(sum of squared norms) / live tokens; each element was counted by one rank. Save clock and
+    The norm is that of the mean gradient: sqrt(sum of squared norms) / live tokens; each element was counted by one rank. Levels and ranks
+    are added exactly, so that exact parts make an exact whole. Save clock and
     stall are rank 0's, so all ranks decide alike; a slot is free when every rank has one. A save is committed when rank 0 says so, whose
     side publishes; otherwise one rank that failed is enough.
     Raises SurefootError when ranks are on different steps, attempts, generations or vector versions, naming them.
@@ -106,7 +109,7 @@ def fold(words_RW: torch.Tensor) -> Signals:
             )
     first = rows[0]
     num_live_tokens = sum(row[_PLACE["num_live_tokens"]] for row in rows)
-    squared_norm = _sum(_float(row, "squared_norm") for row in rows)
+    squared_norm = _sum(_float(row, level) for row in rows for level in _LEVELS)
     flags = Flag(0)
     for row in rows:
         flags |= Flag(row[_PLACE["flags"]])

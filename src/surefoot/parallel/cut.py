@@ -7,17 +7,20 @@ data axes, then memory and values. Each step has a room of its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from surefoot.core.cut_plan import CutPlan
+from surefoot.core.ports import NumericsPort
 from surefoot.core.sections import ParallelSection
 from surefoot.parallel.context import PartOfSequence, SequencePart, gather_keys
+from surefoot.parallel.exact import ExactRunner, ExactSums, Uses
 from surefoot.parallel.mesh import Place, build_mesh, shard_mesh, warn_of_placement
 from surefoot.parallel.pipeline import build_pipeline, cut_stages
 from surefoot.parallel.recompute import recompute
@@ -41,6 +44,7 @@ class Cut:
     place: Place
     runner: Runner
     needs_rehearsal: bool = False
+    exact_sums: NumericsPort | None = None
 
 
 def cut(
@@ -53,35 +57,41 @@ def cut(
     world: World,
     autocast: AbstractContextManager[Any],
     collective_limit_s: float,
+    exact_sums: bool = False,
 ) -> Cut:
-    """Collective over the world. Cut `model`, then fill it: `materialise` sees the sharded parameters, so no rank ever holds the whole."""
-    if place.sizes["dp_replicate"] < world.size:
+    """Collective over the world. Cut `model`, then fill it: `materialise` sees the sharded parameters, so no rank ever holds the whole.
+
+    With `exact_sums` whole copies are a mesh too: DDP adds up in float32.
+    """
+    uses = Uses(model) if exact_sums else None
+    sums_dtype = torch.float64 if exact_sums else None
+    if place.sizes["dp_replicate"] < world.size or (exact_sums and world.size > 1):
         warn_of_placement(place, ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
         mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
         part = _cut_layers(model, mesh, place, plan=plan)
         recompute(_blocks(model, plan), mode=parallel.recompute)
         if place.sizes["pp"] > 1:
-            own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast)
+            own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast, sums_dtype=sums_dtype)
             materialise(own)
             pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
-            return Cut(own, place, _over_part(pipeline, part, place))
+            return _exactly(Cut(own, place, _over_part(pipeline, part, place)), uses, roots=stages, world=world)
         frees_parameters = parallel.zero_stage == 3
         units = [model.get_submodule(name) for name in plan.units]
-        root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters)
+        root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
         materialise(model)
         runner = Sequential(
             model,
             world.device,
             autocast,
-            reduces_each_micro_step=parallel.zero_stage > 1,
+            reduces_each_micro_step=parallel.zero_stage > 1 and not exact_sums,
             frees_parameters=frees_parameters,
-            reductions=Reductions(root) if world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 else None,
+            reductions=Reductions(root) if world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 and not exact_sums else None,
         )
-        return Cut(model, place, _over_part(runner, part, place))
+        return _exactly(Cut(model, place, _over_part(runner, part, place)), uses, roots=[model], world=world)
     recompute(_blocks(model, plan), mode=parallel.recompute)
     materialise(model)
     if world.size == 1:
-        return Cut(model, place, Sequential(model, world.device, autocast))
+        return _exactly(Cut(model, place, Sequential(model, world.device, autocast)), uses, roots=[], world=world)
     return Cut(model, place, Sequential(replicate(model, device=world.device), world.device, autocast), needs_rehearsal=True)
 
 
@@ -99,6 +109,15 @@ def _cut_layers(model: nn.Module, mesh: DeviceMesh, place: Place, *, plan: CutPl
     part = SequencePart(place.coordinates["cp"], place.sizes["cp"], mesh["cp"].get_group())
     gather_keys(model, part, plan=plan)
     return part
+
+
+def _exactly(made: Cut, uses: Uses | None, *, roots: Sequence[nn.Module], world: World) -> Cut:
+    """Local. `roots` are what was sharded."""
+    if uses is None:
+        return made
+    sums = ExactSums(list(uses.cells), num_elements=uses.num_elements)
+    runner = ExactRunner(made.runner, module=made.module, roots=roots, uses=uses, sums=sums, world=world)
+    return replace(made, runner=runner, exact_sums=sums)
 
 
 def _over_part(runner: Runner, part: SequencePart, place: Place) -> Runner:

@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
-def shard(model: nn.Module, units: Sequence[nn.Module], *, mesh: DeviceMesh, frees_parameters: bool = True) -> FSDPModule:
+def shard(
+    model: nn.Module,
+    units: Sequence[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    frees_parameters: bool = True,
+    sums_dtype: torch.dtype | None = None,
+) -> FSDPModule:
     """Local. Gradients come out as the *sum* over ranks, never a mean.
 
     With `frees_parameters` a unit's are freed after its forward too; those of the root, which its backward begins with, never are.
+    Gradients are added up in `sums_dtype` (default: their own), over micro-steps that do not reduce and over ranks, and cast back once.
     """
+    policy = MixedPrecisionPolicy(reduce_dtype=sums_dtype)
     for unit in units:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=frees_parameters)
-    root: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=frees_parameters, mp_policy=policy)
+    root: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     for module in sharded_modules(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

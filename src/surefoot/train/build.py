@@ -75,6 +75,7 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         world=world,
         autocast=autocast_context(config.train.precision, world.device),
         collective_limit_s=config.launch.collective_limit_s,
+        exact_sums=config.numerics.sums == "exact",
     )
     parts = Parts(
         config=config,

@@ -32,6 +32,7 @@ def open_run(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = Non
             optimizer=parts.optimizer,
             data=parts.data,
             evaluation=parts.evaluation,
+            numerics=parts.cut.exact_sums,
             world=world,
             lock=lock,
         ) as guard:

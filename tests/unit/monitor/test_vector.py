@@ -29,7 +29,7 @@ HOST = HostWords(
 
 
 def words(host: HostWords, loss_sum: float = 250.0, squared_norm: float = 4.0, num_nonfinite: float = 0.0) -> torch.Tensor:
-    return encode(host, device_values=torch.tensor([loss_sum, squared_norm, num_nonfinite], dtype=torch.float64))
+    return encode(host, device_values=torch.tensor([loss_sum, squared_norm, 0.0, 0.0, num_nonfinite], dtype=torch.float64))
 
 
 def test_a_vector_folds_into_what_went_in() -> None:
@@ -44,6 +44,17 @@ def test_a_vector_folds_into_what_went_in() -> None:
 def test_the_loss_is_divided_once_by_the_tokens_of_all_ranks() -> None:
     uneven = torch.stack((words(HOST, loss_sum=300.0), words(replace(HOST, num_live_tokens=20), loss_sum=60.0)))
     assert fold(uneven).loss == 360.0 / 120
+
+
+def test_levels_and_ranks_are_added_without_rounding_in_between() -> None:
+    coarse, fine = 2.0**60, 2.0**-40
+    rows = torch.stack(
+        [
+            encode(HOST, device_values=torch.tensor([0.0, *levels, 0.0], dtype=torch.float64))
+            for levels in ((coarse, fine, 0.0), (-coarse, 0.0, fine))
+        ]
+    )
+    assert fold(rows).grad_norm == math.sqrt(2 * fine) / 200
 
 
 def test_one_rank_asking_is_enough_and_silence_is_no_request() -> None:
