@@ -22,6 +22,7 @@ from surefoot.config import load_config
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.identity import code_hashes, section_hashes
+from surefoot.core.layouts import topology
 from surefoot.core.records import Manifest
 from surefoot.core.sections import ParallelSection, RunConfig
 from surefoot.core.version import __version__
@@ -97,7 +98,7 @@ def _draft(
         config_hashes=section_hashes(config) | code_hashes(config),
         data_hash=data_hash,
         code_version=__version__,
-        topology={"dp_replicate": 1, "dp_shard": 1},
+        topology=topology(ParallelSection()),
         environment=environment,
         ledger_seq=job["ledger_seq"],
         ledger_hash=job["ledger_hash"],

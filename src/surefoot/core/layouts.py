@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
@@ -33,12 +33,18 @@ def pipeline_chunks(parallel: ParallelSection) -> int:
 
 
 def topology(parallel: ParallelSection) -> dict[str, int]:
-    """What manifests and the ledger say about a layout: its axes, and the stage that decides in which order gradients are summed.
+    """What manifests and the ledger say about a layout: its axes, and the stage, which decides in which order gradients are summed."""
+    return {name: int(getattr(parallel, name)) for name in ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero_stage")}
 
-    Stage 1 stands for every layout that has nothing to free: it reduces once a step too.
+
+def layout_facts(told: Mapping[str, int]) -> dict[str, int]:
+    """What of a `topology` decides bits. An axis that is not told is 1, for layouts were once told by their data axes alone.
+
+    Stages 2 and 3 give the same sums; without one, or with stage 1, gradients of sharded parameters were reduced once a step.
     """
-    axes = {axis: int(getattr(parallel, axis)) for axis in ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")}
-    return {**axes, "zero_stage": parallel.zero_stage if _shards(parallel) else 1}
+    facts = {name: told.get(name, 1) for name in topology(ParallelSection()) if name != "zero_stage"}
+    reduced_once = facts["dp_shard"] * facts["cp"] > 1 and told.get("zero_stage", 1) == 1
+    return {**facts, "zero_stage": 1} if reduced_once else facts
 
 
 def refusals(config: RunConfig) -> list[Refusal]:

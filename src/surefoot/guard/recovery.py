@@ -11,6 +11,7 @@ from surefoot.core.errors import CheckpointError
 from surefoot.core.events import Event
 from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import code_hashes, section_hashes
+from surefoot.core.layouts import topology
 from surefoot.core.ports import EvalPort, NamedData
 from surefoot.core.records import Halt, Manifest, Resumed
 from surefoot.core.sections import RunConfig
@@ -292,10 +293,10 @@ class Recovery:
         return facts_of(self._fact_fields())
 
     def _fact_fields(self) -> dict[str, object]:
-        data, parallel = self._state.data, self._config.parallel
+        data = self._state.data
         return {
             "environment": describe_environment(self._state.model, self._state.optimizer, self._world),
-            "topology": {"dp_replicate": parallel.dp_replicate, "dp_shard": parallel.dp_shard},
+            "topology": topology(self._config.parallel),
             "config_hashes": section_hashes(self._config) | code_hashes(self._config),
             "data_hash": data.data_hash if isinstance(data, NamedData) else "",
         }

@@ -11,6 +11,7 @@ from surefoot.checkpoint.state import LiveState, collect
 from surefoot.core.clock import Clock
 from surefoot.core.errors import CheckpointError, SurefootError
 from surefoot.core.identity import code_hashes, section_hashes
+from surefoot.core.layouts import topology
 from surefoot.core.ports import NamedData
 from surefoot.core.records import Manifest
 from surefoot.core.sections import RunConfig
@@ -98,7 +99,7 @@ class SaveContents:
             config_hashes=section_hashes(self._config) | code_hashes(self._config),
             data_hash="",
             code_version=__version__,
-            topology={"dp_replicate": self._config.parallel.dp_replicate, "dp_shard": self._config.parallel.dp_shard},
+            topology=topology(self._config.parallel),
             environment=describe_environment(self._state.model, self._state.optimizer, self._world),
             ledger_seq=0,
             ledger_hash="",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.core.events import Event
+from surefoot.core.layouts import layout_facts
 from surefoot.core.records import CheckpointRef, LedgerEntry
 from surefoot.guard.replay import Difference, Figures, Mode, Recorded
 
@@ -28,7 +29,7 @@ class Facts:
 
 def facts_of(fields: Mapping[str, Any]) -> Facts:
     """From what `attempt.started` and manifests say under the same names."""
-    topology = {name: size for name, size in (fields.get("topology") or {}).items() if name != "world_size"}  # the environment has it
+    topology = layout_facts(told) if (told := fields.get("topology")) else {}
     identity = {**(fields.get("config_hashes") or {}), "data_hash": fields.get("data_hash", "")}
     return Facts({**(fields.get("environment") or {}), **topology}, identity)
 

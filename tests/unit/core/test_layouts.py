@@ -12,6 +12,7 @@ from surefoot.core.layouts import (
     NOT_IN_THIS_RELEASE,
     doubts,
     feed_forward_width,
+    layout_facts,
     nearest_legal,
     pipeline_chunks,
     refusals,
@@ -129,7 +130,7 @@ def test_a_pipeline_that_idles_is_a_doubt() -> None:
     assert doubts(replace(few, train=TrainSection(global_batch_size=16, micro_batch_size=2))) == []
 
 
-def test_the_topology_names_every_axis_and_how_gradients_are_summed() -> None:
+def test_the_topology_names_every_axis_and_the_stage() -> None:
     assert topology(ParallelSection(dp_shard=2, tp=2, zero_stage=2)) == {
         "dp_replicate": 1,
         "dp_shard": 2,
@@ -139,4 +140,13 @@ def test_the_topology_names_every_axis_and_how_gradients_are_summed() -> None:
         "pp": 1,
         "zero_stage": 2,
     }
-    assert topology(ParallelSection(dp_replicate=2, zero_stage=3))["zero_stage"] == 1
+
+
+def test_what_decides_bits_of_a_layout_reads_old_topologies_too() -> None:
+    axes = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1, "ep": 1, "pp": 1}
+    assert layout_facts({"dp_replicate": 1, "dp_shard": 1}) == layout_facts(topology(ParallelSection())) == axes
+    assert layout_facts(topology(ParallelSection(pp=2))) == {**axes, "pp": 2}
+    stages: list[Any] = [1, 2, 3]
+    once, twice, thrice = (layout_facts(topology(ParallelSection(dp_shard=2, zero_stage=stage))) for stage in stages)
+    assert once == layout_facts({"dp_replicate": 1, "dp_shard": 2}) == {**axes, "dp_shard": 2, "zero_stage": 1}
+    assert twice == thrice == {**axes, "dp_shard": 2}

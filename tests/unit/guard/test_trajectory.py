@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from surefoot.core.events import Event
+from surefoot.core.layouts import layout_facts, topology
 from surefoot.core.records import LedgerEntry
+from surefoot.core.sections import ParallelSection
 from surefoot.guard.replay import Mode
 from surefoot.guard.trajectory import Facts, facts_of, fold_history, recorded_after
 from surefoot.observe.lineage import fold_lineage
@@ -144,9 +146,16 @@ def test_what_lies_behind_a_way_back_on_purpose_does_not_count() -> None:
 
 
 def test_the_world_size_stands_in_the_surroundings_once() -> None:
-    assert facts_of({"environment": {"world_size": 2}, "topology": {"world_size": 2, "dp_shard": 1}}) == Facts(
-        {"world_size": 2, "dp_shard": 1}, {"data_hash": ""}
-    )
+    facts = facts_of({"environment": {"world_size": 2}, "topology": {"world_size": 2, "dp_shard": 1}})
+    assert facts == Facts({"world_size": 2, **layout_facts({"dp_shard": 1})}, {"data_hash": ""})
+
+
+def test_a_layout_told_by_its_data_axes_alone_is_the_same_as_with_the_others_at_1() -> None:
+    story = Story().start(facts={**HERE, "topology": {"dp_replicate": 2, "dp_shard": 1}}).run(12, save_at=(10,))
+    now = {**HERE, "topology": topology(ParallelSection(dp_replicate=2))}
+    assert {mode for *_, mode in story.found("s10-a1", now=now)} == {Mode.BITS}
+    cut_inside = {**HERE, "topology": topology(ParallelSection(dp_replicate=2, tp=2))}
+    assert {mode for *_, mode in story.found("s10-a1", now=cut_inside)} == {Mode.TOLERANCE}
 
 
 @pytest.mark.parametrize(("deterministic", "mode"), [(True, Mode.BITS), (False, Mode.TOLERANCE)])
