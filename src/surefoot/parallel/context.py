@@ -126,7 +126,7 @@ class _Gather(torch.autograd.Function):
 def _gather(here: torch.Tensor, part: SequencePart) -> torch.Tensor:
     gathered = here.new_empty((part.size * here.shape[0], *here.shape[1:]))
     dist.all_gather_single(gathered, here.contiguous(), group=part.group)
-    return gathered.unflatten(0, (part.size, -1))
+    return gathered.view(part.size, *here.shape)
 
 
 @dataclass(frozen=True)
