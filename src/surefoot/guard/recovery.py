@@ -295,7 +295,9 @@ class Recovery:
     def _fact_fields(self) -> dict[str, object]:
         data = self._state.data
         return {
-            "environment": describe_environment(self._state.model, self._state.optimizer, self._world),
+            "environment": describe_environment(
+                self._state.model, self._state.optimizer, self._world, exact_sums=self._state.numerics is not None
+            ),
             "topology": topology(self._config.parallel),
             "config_hashes": section_hashes(self._config) | code_hashes(self._config),
             "data_hash": data.data_hash if isinstance(data, NamedData) else "",

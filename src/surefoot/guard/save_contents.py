@@ -100,7 +100,9 @@ class SaveContents:
             data_hash="",
             code_version=__version__,
             topology=topology(self._config.parallel),
-            environment=describe_environment(self._state.model, self._state.optimizer, self._world),
+            environment=describe_environment(
+                self._state.model, self._state.optimizer, self._world, exact_sums=self._state.numerics is not None
+            ),
             ledger_seq=0,
             ledger_hash="",
             cursor={},

@@ -14,6 +14,7 @@ from typing import Any
 from surefoot.core.events import Event
 from surefoot.core.layouts import layout_facts
 from surefoot.core.records import CheckpointRef, LedgerEntry
+from surefoot.guard.environment import EXACT
 from surefoot.guard.replay import Difference, Figures, Mode, Recorded
 
 COLUMNS = ("step", "attempt", "loss", "grad_norm", "next_sample", "num_live_tokens")
@@ -28,10 +29,14 @@ class Facts:
 
 
 def facts_of(fields: Mapping[str, Any]) -> Facts:
-    """From what `attempt.started` and manifests say under the same names."""
+    """From what `attempt.started` and manifests say under the same names. Where sums are exact, the layout decides no bit."""
+    environment = dict(fields.get("environment") or {})
     topology = layout_facts(told) if (told := fields.get("topology")) else {}
+    if environment.get("sums") == EXACT:
+        topology = {}
+        environment.pop("world_size", None)
     identity = {**(fields.get("config_hashes") or {}), "data_hash": fields.get("data_hash", "")}
-    return Facts({**(fields.get("environment") or {}), **topology}, identity)
+    return Facts({**environment, **topology}, identity)
 
 
 def repeats_bits(facts: Facts) -> bool:
