@@ -345,15 +345,18 @@ def _say_start(config: RunConfig, run_dir: Path) -> None:
 
 
 def _refuse_damaged(entries: Sequence[LedgerEntry], run_dir: Path) -> None:
-    """A finished run whose last checkpoint was found damaged, with none to go on from, is not fine. Raises CheckpointError."""
-    newest = fold_lineage(entries).newest()
-    if newest is not None and newest.damaged:
-        shown = _shown(run_dir)
-        raise CheckpointError(
-            f"the run is finished, but the last look at its checkpoint {newest.id} found damage",
-            where=shown,
-            hint=f"put a copy of it back; `surefoot checkpoint verify {shown}` looks again and remembers what it finds",
-        )
+    """A finished run whose last checkpoint was found damaged is not fine. Raises CheckpointError."""
+    lineage = fold_lineage(entries)
+    head, newest = lineage.head, lineage.newest()
+    if head is None or not head.damaged:
+        return
+    shown = _shown(run_dir)
+    way_on = f"; `surefoot train {shown}` goes on from {newest.id}" if newest is not None and not newest.damaged else ""
+    raise CheckpointError(
+        f"the run is finished, but the last look at its checkpoint {head.id} found damage",
+        where=shown,
+        hint=f"put a copy of it back; `surefoot checkpoint verify {shown}` looks again and remembers what it finds{way_on}",
+    )
 
 
 def _say_damage(entries: Sequence[LedgerEntry]) -> None:
@@ -376,7 +379,9 @@ def _say_over(entries: Sequence[LedgerEntry], run_dir: Path, *, just_now: bool) 
 
 def _say_end(exit_code: int, run_dir: Path) -> None:
     if exit_code == 0:
-        _say_over(read_ledger(run_dir / LEDGER_NAME), run_dir, just_now=True)
+        entries = read_ledger(run_dir / LEDGER_NAME)
+        _refuse_damaged(entries, run_dir)
+        _say_over(entries, run_dir, just_now=True)
     elif exit_code == EXIT_RETRY:
         say(f"left with {EXIT_RETRY}: `{_command()} train {_shown(run_dir)}` goes on")
 
