@@ -32,6 +32,8 @@ def questionable(config: RunConfig) -> list[str]:
             f"schedule.warmup_steps = {schedule.warmup_steps} and a decay of {num_decay} steps do not fit into "
             f"train.num_steps = {num_steps}: the decay begins before the warm-up ends, and is hidden by it"
         )
+    if config.numerics.sums == "exact" and config.optimizer.factory:
+        warnings.append("numerics.sums is exact: that holds only if the updates of optimizer.factory look at each element by itself")
     if config.data.sources and not config.data.path:
         warnings.append("data.sources are given but no data.path to prepare them into")
     return [*warnings, *doubts(config)]
@@ -94,8 +96,31 @@ def _batches(config: RunConfig) -> Iterator[Broken]:
 
 def _layouts(config: RunConfig) -> Iterator[Broken]:
     yield from refusals(config)
-    if config.numerics.sums != "float":
-        yield "numerics.sums", "exact sums are not in this release", "leave it out"
+    if config.numerics.sums == "exact":
+        yield from _exact_sums(config)
+
+
+def _exact_sums(config: RunConfig) -> Iterator[Broken]:
+    """What would let the layout change a bit all the same. docs/exact.md says why, one by one."""
+    parallel = config.parallel
+    if not config.numerics.deterministic:
+        yield "numerics.deterministic", "exact sums of gradients that differ from run to run differ too", "leave it at true"
+    for axis in ("tp", "cp"):
+        if (size := getattr(parallel, axis)) > 1:
+            what = f"{axis} = {size} changes the arithmetic inside a layer, so exact sums would not give the bits of other layouts"
+            yield f"parallel.{axis}", what, 'share its ranks out over dp_shard, dp_replicate and pp, or use sums = "float"'
+    if parallel.pp > 1 and parallel.pp_schedule == "zero_bubble":
+        what = "zero_bubble computes gradients of parameters apart from the rest, past what makes their sums exact"
+        yield "parallel.pp_schedule", what, 'use "1f1b" or "interleaved"'
+    if parallel.pp > 1 and config.model.tie_embeddings and not config.model.factory:
+        what = f"pp = {parallel.pp} puts the two uses of a tied embedding on two stages, where their gradients are added in float32"
+        yield "model.tie_embeddings", what, "set it to false, or use pp = 1"
+    if not config.optimizer.factory and config.optimizer.kernel == "fused":
+        what = "the fused kernel rounds the last elements of a shard in another way, so its bits depend on where tensors are cut"
+        yield "optimizer.kernel", what, 'set it to "foreach"'
+    if not config.launch.threads_per_rank:
+        what = "0 shares the cores out: another number of ranks has other threads, and those change bits inside a product of matrices"
+        yield "launch.threads_per_rank", what, "set it, to 1 or what every machine has for each rank"
 
 
 def _schedules(config: RunConfig) -> Iterator[Broken]:

@@ -13,7 +13,7 @@ from torch import nn
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
-from surefoot.core.errors import EXIT_RETRY, SurefootError, TrainingHalted
+from surefoot.core.errors import EXIT_RETRY, ConfigError, SurefootError, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.core.ports import DataPort, EvalPort, NumericsPort, Stateful
 from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
@@ -70,12 +70,13 @@ class Guard:
         gradient_divisor: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
+        if config.numerics.sums == "exact" and numerics is None:
+            what = "exact sums are made by our own training step, not by the guard around another loop"
+            raise ConfigError(what, where="[numerics] sums", hint="leave it out")
         self._config = config
         self._clock = clock or SystemClock()
         self._is_foreign = world is None  # our own loop hands over the world that it joined
-        self._world = world or world_here(
-            optimizer.param_groups[0]["params"][0].device, collective_limit_s=config.launch.collective_limit_s
-        )
+        self._world = world or world_here(_device_of(optimizer), collective_limit_s=config.launch.collective_limit_s)
         # Before anybody outside can see that this run is there, and sends it a signal.
         self._requests = LeaveRequests(asked_by_agent=lambda: bool(self._place.board.leave_requested), takes_interrupts=not under_agent())
         try:
@@ -357,3 +358,9 @@ class Guard:
 
 
 _NAMES: dict[type, str] = {Proceed: "proceed", SkipUpdate: "skip", Halt: "halt"}
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Of its first parameter: a group may be empty on a stage of a pipeline."""
+    parameters: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return parameters[0].device

@@ -56,6 +56,43 @@ def test_a_rule_broken_by_an_override_names_the_override(write_toml: Write) -> N
     assert caught.value.where == "override train.micro_batch_size=64"
 
 
+EXACT = {
+    "numerics.sums": "exact",
+    "optimizer.kernel": "foreach",
+    "launch.threads_per_rank": "1",
+}
+
+NOT_EXACT = [
+    ({"numerics.deterministic": "false"}, "differ from run to run"),
+    ({"parallel.tp": "2"}, "tp = 2 changes the arithmetic inside a layer"),
+    ({"parallel.cp": "2"}, "cp = 2 changes the arithmetic inside a layer"),
+    ({"parallel.pp": "2", "model.tie_embeddings": "false", "parallel.pp_schedule": "zero_bubble"}, "zero_bubble computes gradients"),
+    ({"parallel.pp": "2"}, "a tied embedding on two stages"),
+    ({"optimizer.kernel": "fused"}, "the fused kernel rounds"),
+    ({"launch.threads_per_rank": "0"}, "0 shares the cores out"),
+]
+
+
+@pytest.mark.parametrize(("changed", "what"), NOT_EXACT, ids=[what for _, what in NOT_EXACT])
+def test_what_would_let_the_layout_change_a_bit_is_refused_with_exact_sums(write_toml: Write, changed: dict[str, str], what: str) -> None:
+    def load(settings: dict[str, str]) -> None:
+        load_config(write_toml(""), [f"{key}={value}" for key, value in settings.items()])
+
+    with pytest.raises(ConfigError, match=what):
+        load(EXACT | changed)
+    load(EXACT)
+
+
+def test_pipelines_and_copies_may_have_exact_sums(write_toml: Write) -> None:
+    settings = EXACT | {"parallel.pp": "2", "parallel.pp_schedule": "interleaved", "model.tie_embeddings": "false"}
+    load_config(write_toml(""), [f"{key}={value}" for key, value in settings.items()])
+
+
+def test_an_optimizer_of_ones_own_with_exact_sums_is_a_warning(write_toml: Write) -> None:
+    (warning,) = load_config(write_toml(""), [f"{key}={value}" for key, value in (EXACT | {"optimizer.factory": "a.b:c"}).items()]).warnings
+    assert "look at each element by itself" in warning
+
+
 @pytest.mark.parametrize(
     "text",
     [
