@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,22 @@ LAYOUTS = {
     "pp2-fsdp2": ParallelSection(pp=2, dp_shard=2),
     "pp2-dp2": ParallelSection(pp=2, dp_replicate=2),
 }
+MORE_LAYOUTS = {
+    "zero_bubble-fsdp2": ParallelSection(pp=2, dp_shard=2, pp_schedule="zero_bubble"),
+    "zero_bubble-dp2": ParallelSection(pp=2, dp_replicate=2, pp_schedule="zero_bubble"),
+    "interleaved-fsdp2": ParallelSection(pp=2, dp_shard=2, pp_schedule="interleaved"),
+    "interleaved-dp2": ParallelSection(pp=2, dp_replicate=2, pp_schedule="interleaved"),
+    "three-pieces": ParallelSection(pp=2, pp_schedule="interleaved", pp_chunks=3),
+    "three-pieces-zero_bubble": ParallelSection(pp=2, pp_schedule="zero_bubble", pp_chunks=3),
+    "pp3": ParallelSection(pp=3),
+    "stage-1": ParallelSection(pp=2, dp_shard=2, zero_stage=1),
+    "stage-2": ParallelSection(pp=2, dp_shard=2, zero_stage=2),
+    "full-recompute": ParallelSection(pp=2, recompute="full"),
+    "selective-recompute": ParallelSection(pp=2, dp_shard=2, recompute="selective"),
+    "full-recompute-interleaved": ParallelSection(pp=2, pp_schedule="interleaved", recompute="full"),
+    "full-recompute-zero_bubble": ParallelSection(pp=2, pp_schedule="zero_bubble", recompute="full"),
+    "selective-recompute-zero_bubble": ParallelSection(pp=2, pp_schedule="zero_bubble", recompute="selective"),
+}
 
 
 def compare(told: Sequence[Sequence[tuple[float, float]]], alone: Sequence[tuple[float, float]], *, tolerance: float) -> None:
@@ -122,10 +139,24 @@ def compare(told: Sequence[Sequence[tuple[float, float]]], alone: Sequence[tuple
         assert norm == pytest.approx(wanted_norm, rel=tolerance)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "tied"), [("pp2", True), ("interleaved", False), ("zero_bubble", True), ("pp2-fsdp2", True), ("pp2-dp2", False)]
+)
 def test_losses_and_norms_are_those_of_one_process(run_ranks: RunRanks, layout: str, tied: bool) -> None:
-    parallel, section = LAYOUTS[layout], TIED if tied else SECTION
-    (alone,) = run_ranks(train, 1, section=section, parallel=ParallelSection(), dtype=torch.float64, num_steps=5)
-    told = run_ranks(train, parallel.num_ranks, section=section, parallel=parallel, dtype=torch.float64, num_steps=5)
-    compare(told, alone, tolerance=1e-9)
+    against_one_process(run_ranks, LAYOUTS[layout], tied=tied)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, *MORE_LAYOUTS])
+def test_losses_and_norms_of_every_pipeline(run_ranks: RunRanks, layout: str, tied: bool) -> None:
+    against_one_process(run_ranks, (LAYOUTS | MORE_LAYOUTS)[layout], tied=tied)
+
+
+def against_one_process(run_ranks: RunRanks, parallel: ParallelSection, *, tied: bool) -> None:
+    """In float64 and in float32."""
+    section = replace(TIED if tied else SECTION, num_layers=6 if parallel.pp_chunks == 3 else 4)
+    for dtype, num_steps, tolerance in ((torch.float64, 5, 1e-9), (torch.float32, 3, 1e-6)):
+        (alone,) = run_ranks(train, 1, section=section, parallel=ParallelSection(), dtype=dtype, num_steps=num_steps)
+        told = run_ranks(train, parallel.num_ranks, section=section, parallel=parallel, dtype=dtype, num_steps=num_steps)
+        compare(told, alone, tolerance=tolerance)

@@ -33,8 +33,10 @@ def pipeline_chunks(parallel: ParallelSection) -> int:
 
 
 def topology(parallel: ParallelSection) -> dict[str, int]:
-    """What manifests and the ledger say about a layout: its axes, and the stage, which decides in which order gradients are summed."""
-    return {name: int(getattr(parallel, name)) for name in ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero_stage")}
+    """What manifests and the ledger say about a layout: its axes, the stage, which decides the order of gradient sums, and how many
+    pieces of the model a rank has, which decides what of the norm it sums."""
+    told = {name: int(getattr(parallel, name)) for name in ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero_stage")}
+    return {**told, "pp_chunks": pipeline_chunks(parallel) if parallel.pp > 1 else 1}
 
 
 def layout_facts(told: Mapping[str, int]) -> dict[str, int]:
@@ -80,6 +82,7 @@ def _broken(config: RunConfig) -> Iterator[Refusal]:
         yield from _context_cut(config)
         yield from _stages(config)
     yield from _pipeline_pieces(config.parallel)
+    yield from _halved_backward(config.parallel)
 
 
 def _not_built(parallel: ParallelSection) -> Iterator[Refusal]:
@@ -140,6 +143,14 @@ def _pipeline_pieces(parallel: ParallelSection) -> Iterator[Refusal]:
         yield "parallel.pp_chunks", f"1f1b has one piece per rank, not {chunks}", 'leave it at 0, or use pp_schedule = "interleaved"'
     if parallel.pp_schedule != "1f1b" and chunks == 1:
         yield "parallel.pp_chunks", f"{parallel.pp_schedule} needs at least 2 pieces per rank", 'leave it at 0, or use pp_schedule = "1f1b"'
+
+
+def _halved_backward(parallel: ParallelSection) -> Iterator[Refusal]:
+    """zero_bubble goes through a block's graph twice: for what enters the block, later for its weights. Under "full" torch computes a block
+    again for each, under "selective" it raises."""
+    if parallel.pp > 1 and parallel.pp_schedule == "zero_bubble" and parallel.recompute == "selective":
+        what = 'recompute = "selective" allows one backward through a block, zero_bubble needs two: for its input and for its weights'
+        yield "parallel.recompute", what, 'use recompute = "full" or "none", or another pp_schedule'
 
 
 def _without_effect(parallel: ParallelSection) -> Iterator[str]:

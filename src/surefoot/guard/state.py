@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,13 +51,24 @@ class TrainState:
         """The learning rate of each group: schedules in chained form start from it. The rest comes from the loop's own config."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    def _rates_from(self, saved: Sequence[float]) -> Sequence[float]:
+        """Rank 0 saved those of its own groups: a stage of a pipeline may have other groups than the stage, or the whole, that goes on."""
+        num_groups = len(self.optimizer.param_groups)
+        if len(saved) != num_groups and len(set(saved)) != 1:
+            raise Incompatible(
+                f"the checkpoint has different learning rates for {len(saved)} parameter groups, this optimizer has {num_groups} groups",
+                where="optimizer.param_groups",
+                hint="give the optimizer the same groups on every rank and layout, empty ones too",
+            )
+        return saved if len(saved) == num_groups else [saved[0]] * num_groups
+
     def take_extras(self, extras: dict[str, Any]) -> None:
         """Go on from saved extras. `data.seek` raises DataError when the data is not the one of the checkpoint."""
         self.step = int(extras["loop"]["step"])
         self.tokens = int(extras["loop"]["tokens"])
         self.updates = int(extras["loop"]["updates"])
         self.heal = HealState(**extras["monitor"]["heal"])
-        for group, rate in zip(self.optimizer.param_groups, extras["loop"]["rates"], strict=True):
+        for group, rate in zip(self.optimizer.param_groups, self._rates_from(extras["loop"]["rates"]), strict=True):
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
         if self.extra.keys() != extras["extra"].keys():
             raise Incompatible(

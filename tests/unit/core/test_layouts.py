@@ -73,6 +73,12 @@ REFUSED: list[tuple[dict[str, Any], ModelSection, str, str]] = [
     ),
     ({"pp": 2, "pp_chunks": 2}, ModelSection(), "1f1b has one piece per rank, not 2", "pp = 2, pp_chunks = 0"),
     ({"pp": 2, "pp_schedule": "zero_bubble", "pp_chunks": 1}, ModelSection(), "needs at least 2 pieces", "pp = 2, pp_chunks = 0"),
+    (
+        {"pp": 2, "pp_schedule": "zero_bubble", "recompute": "selective"},
+        ModelSection(),
+        "zero_bubble needs two: for its input and for its weights",
+        'pp = 2, pp_schedule = "1f1b"',
+    ),
     ({"tp": 2, "pp": 2}, ModelSection(factory="a:b"), "how to cut a model of model.factory", "dp_shard = 4"),
 ]
 
@@ -139,11 +145,13 @@ def test_the_topology_names_every_axis_and_the_stage() -> None:
         "ep": 1,
         "pp": 1,
         "zero_stage": 2,
+        "pp_chunks": 1,
     }
+    assert topology(ParallelSection(pp=2, pp_schedule="interleaved"))["pp_chunks"] == 2
 
 
 def test_what_decides_bits_of_a_layout_reads_old_topologies_too() -> None:
-    axes = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1, "ep": 1, "pp": 1}
+    axes = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "cp": 1, "ep": 1, "pp": 1, "pp_chunks": 1}
     assert layout_facts({"dp_replicate": 1, "dp_shard": 1}) == layout_facts(topology(ParallelSection())) == axes
     assert layout_facts(topology(ParallelSection(pp=2))) == {**axes, "pp": 2}
     stages: list[Any] = [1, 2, 3]

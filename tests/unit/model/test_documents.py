@@ -87,7 +87,7 @@ def test_the_loss_of_one_document_has_no_gradient_in_the_other(kind: ModelSectio
         x_BSD.retain_grad()
         embedded.append(x_BSD)
 
-    model.embed.register_forward_hook(keep)
+    model.get_submodule("embed").register_forward_hook(keep)
     torch.autograd.backward(loss_sum(model, replace(batch, tokens_BS=tokens_BS, labels_BS=labels_BS), z_loss=kind.z_loss).objective)
     grad_BSD = embedded[0].grad
     assert grad_BSD is not None
