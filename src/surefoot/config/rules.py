@@ -101,20 +101,9 @@ def _layouts(config: RunConfig) -> Iterator[Broken]:
 
 
 def _exact_sums(config: RunConfig) -> Iterator[Broken]:
-    """What would let the layout change a bit all the same. docs/exact.md says why, one by one."""
-    parallel = config.parallel
+    """What would let the layout change a bit all the same, beside what `core.layouts` says of layouts. docs/exact.md says why."""
     if not config.numerics.deterministic:
         yield "numerics.deterministic", "exact sums of gradients that differ from run to run differ too", "leave it at true"
-    for axis in ("tp", "cp"):
-        if (size := getattr(parallel, axis)) > 1:
-            what = f"{axis} = {size} changes the arithmetic inside a layer, so exact sums would not give the bits of other layouts"
-            yield f"parallel.{axis}", what, 'share its ranks out over dp_shard, dp_replicate and pp, or use sums = "float"'
-    if parallel.pp > 1 and parallel.pp_schedule == "zero_bubble":
-        what = "zero_bubble computes gradients of parameters apart from the rest, past what makes their sums exact"
-        yield "parallel.pp_schedule", what, 'use "1f1b" or "interleaved"'
-    if parallel.pp > 1 and config.model.tie_embeddings and not config.model.factory:
-        what = f"pp = {parallel.pp} puts the two uses of a tied embedding on two stages, where their gradients are added in float32"
-        yield "model.tie_embeddings", what, "set it to false, or use pp = 1"
     if not config.optimizer.factory and config.optimizer.kernel == "fused":
         what = "the fused kernel rounds the last elements of a shard in another way, so its bits depend on where tensors are cut"
         yield "optimizer.kernel", what, 'set it to "foreach"'

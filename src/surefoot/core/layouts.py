@@ -15,9 +15,6 @@ Refusal = tuple[str, str, str]
 LAYOUT_AXES = ("dp_shard", "dp_replicate", "pp", "tp", "cp")
 """Among equally near layouts, the one that has more of the first of these is proposed."""
 
-NOT_IN_THIS_RELEASE: tuple[str, ...] = ("tp", "cp")
-"""Settings of [parallel] that must stand at their defaults."""
-
 VOCAB_MULTIPLE = 64
 FF_MULTIPLE = 64
 
@@ -75,7 +72,6 @@ def doubts(config: RunConfig) -> list[str]:
 
 
 def _broken(config: RunConfig) -> Iterator[Refusal]:
-    yield from _not_built(config.parallel)
     yield from _foreign_model(config)
     if not config.model.factory:
         yield from _tensor_cut(config)
@@ -83,13 +79,7 @@ def _broken(config: RunConfig) -> Iterator[Refusal]:
         yield from _stages(config)
     yield from _pipeline_pieces(config.parallel)
     yield from _halved_backward(config.parallel)
-
-
-def _not_built(parallel: ParallelSection) -> Iterator[Refusal]:
-    defaults = {field.name: field.default for field in fields(ParallelSection)}
-    for setting in NOT_IN_THIS_RELEASE:
-        if getattr(parallel, setting) != defaults[setting]:
-            yield f"parallel.{setting}", "not in this release", "leave it out"
+    yield from _exact_sums(config)
 
 
 def _foreign_model(config: RunConfig) -> Iterator[Refusal]:
@@ -122,9 +112,14 @@ def _tensor_cut(config: RunConfig) -> Iterator[Refusal]:
 
 
 def _context_cut(config: RunConfig) -> Iterator[Refusal]:
+    """Each rank of `cp` has two equal pieces of a sequence, one from its head and one from its tail."""
     cp, seq_len = config.parallel.cp, config.data.seq_len
-    if seq_len % cp:
-        yield "parallel.cp", f"cp = {cp} does not divide data.seq_len = {seq_len}", "change either"
+    if cp > 1 and seq_len % (2 * cp):
+        yield (
+            "parallel.cp",
+            f"cp = {cp} does not divide data.seq_len = {seq_len} into two equal pieces for each of its ranks",
+            "change either",
+        )
 
 
 def _stages(config: RunConfig) -> Iterator[Refusal]:
@@ -153,12 +148,31 @@ def _halved_backward(parallel: ParallelSection) -> Iterator[Refusal]:
         yield "parallel.recompute", what, 'use recompute = "full" or "none", or another pp_schedule'
 
 
+def _exact_sums(config: RunConfig) -> Iterator[Refusal]:
+    """Layouts that would change a bit although sums are exact. docs/exact.md says why, one by one."""
+    parallel = config.parallel
+    if config.numerics.sums != "exact":
+        return
+    for axis in ("tp", "cp"):
+        if (size := getattr(parallel, axis)) > 1:
+            what = f"{axis} = {size} changes the arithmetic inside a layer, so exact sums would not give the bits of other layouts"
+            yield f"parallel.{axis}", what, 'share its ranks out over dp_shard, dp_replicate and pp, or use sums = "float"'
+    if parallel.pp > 1 and parallel.pp_schedule == "zero_bubble":
+        what = "zero_bubble computes gradients of parameters apart from the rest, past what makes their sums exact"
+        yield "parallel.pp_schedule", what, 'use "1f1b" or "interleaved"'
+    if parallel.pp > 1 and config.model.tie_embeddings and not config.model.factory:
+        what = f"pp = {parallel.pp} puts the two uses of a tied embedding on two stages, where their gradients are added in float32"
+        yield "model.tie_embeddings", what, "set it to false, or use pp = 1"
+
+
 def _without_effect(parallel: ParallelSection) -> Iterator[str]:
     """Not refused: a run that goes on with fewer ranks changes an axis, and should not have to change what else described the old one."""
     if parallel.zero_stage != 3 and not _shards(parallel):
         yield f"parallel.zero_stage = {parallel.zero_stage} has no effect: with dp_shard = 1 nothing is shared out"
     if parallel.pp == 1 and (parallel.pp_schedule != "1f1b" or parallel.pp_chunks):
         yield "parallel.pp_schedule and pp_chunks have no effect: with pp = 1 there is no pipeline"
+    if parallel.pp > 1 and parallel.zero_stage == 2 and _shards(parallel):
+        yield "parallel.zero_stage = 2 acts as 1: a pipeline reduces gradients once a step, and keeps those of its stage whole until then"
 
 
 def _idle_stages(config: RunConfig) -> Iterator[str]:

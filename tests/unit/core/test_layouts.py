@@ -9,7 +9,6 @@ import pytest
 
 from surefoot.core.layouts import (
     LAYOUT_AXES,
-    NOT_IN_THIS_RELEASE,
     doubts,
     feed_forward_width,
     layout_facts,
@@ -18,7 +17,7 @@ from surefoot.core.layouts import (
     refusals,
     topology,
 )
-from surefoot.core.sections import DataSection, ModelSection, ParallelSection, RunConfig, TrainSection
+from surefoot.core.sections import DataSection, ModelSection, NumericsSection, ParallelSection, RunConfig, TrainSection
 
 
 def config_of(*, model: ModelSection | None = None, seq_len: int = 256, **parallel: Any) -> RunConfig:
@@ -60,7 +59,12 @@ def test_every_product_up_to_8_ranks_is_legal_or_refused_with_a_legal_one_of_as_
 REFUSED: list[tuple[dict[str, Any], ModelSection, str, str]] = [
     ({"tp": 4}, ModelSection(), "tp = 4 does not divide model.num_heads = 6", "dp_shard = 2, tp = 2"),
     ({"tp": 3}, ModelSection(), "tp = 3 may not divide the vocabulary", "dp_shard = 3"),
-    ({"tp": 2, "dp_replicate": 2}, ModelSection(num_kv_heads=3), "tp = 2 does not divide model.num_kv_heads = 3", "dp_replicate = 4"),
+    (
+        {"tp": 2, "dp_replicate": 2},
+        ModelSection(num_kv_heads=3),
+        "tp = 2 does not divide model.num_kv_heads = 3",
+        "dp_shard = 2, dp_replicate = 2",
+    ),
     ({"tp": 2}, ModelSection(d_ff=63), "tp = 2 does not divide model.d_ff = 63", "dp_shard = 2"),
     ({"tp": 2}, ModelSection(vocab_size=999), "tp = 2 does not divide model.vocab_size = 999", "dp_shard = 2"),
     ({"cp": 3}, ModelSection(), "cp = 3 does not divide data.seq_len = 256", "dp_shard = 3"),
@@ -83,18 +87,30 @@ REFUSED: list[tuple[dict[str, Any], ModelSection, str, str]] = [
 ]
 
 
-def built(parallel: dict[str, Any]) -> bool:
-    return not set(parallel) & set(NOT_IN_THIS_RELEASE)
-
-
 @pytest.mark.parametrize(("parallel", "model", "what", "nearest"), REFUSED, ids=[case[2] for case in REFUSED])
 def test_what_cannot_be_cut_is_refused_by_name_with_the_nearest_that_can(
     parallel: dict[str, Any], model: ModelSection, what: str, nearest: str
 ) -> None:
     found = refusals(config_of(model=model, **parallel))
     assert any(what in said for _, said, _ in found)
-    if built(parallel):
-        assert all(hint.endswith(f"nearest legal: {nearest}") for *_, hint in found)
+    assert all(hint.endswith(f"nearest legal: {nearest}") for *_, hint in found)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "tied", "nearest"),
+    [
+        ({"tp": 2, "cp": 2}, True, ParallelSection(dp_shard=4)),
+        ({"tp": 4, "pp": 2}, True, ParallelSection(dp_shard=8)),
+        ({"tp": 2, "pp": 2}, False, ParallelSection(dp_shard=2, pp=2)),
+        ({"pp": 2, "pp_schedule": "zero_bubble"}, False, ParallelSection(pp=2)),
+    ],
+)
+def test_with_exact_sums_the_nearest_layout_keeps_them_exact(parallel: dict[str, Any], tied: bool, nearest: ParallelSection) -> None:
+    config = replace(
+        config_of(model=ModelSection(num_heads=8, d_model=256, tie_embeddings=tied), **parallel), numerics=NumericsSection(sums="exact")
+    )
+    assert refusals(config)
+    assert nearest_legal(config) == nearest
 
 
 def test_positions_are_shared_by_both_inner_axes() -> None:
@@ -126,6 +142,7 @@ def test_what_has_no_effect_is_a_doubt_and_no_refusal() -> None:
     assert doubts(config_of(zero_stage=2, cp=2)) == []
     assert "no effect" in doubts(config_of(zero_stage=1, dp_replicate=2))[0]
     assert "no effect" in doubts(config_of(pp_schedule="interleaved"))[0]
+    assert "acts as 1" in doubts(config_of(zero_stage=2, dp_shard=2, pp=2))[0]
 
 
 def test_a_pipeline_that_idles_is_a_doubt() -> None:
