@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from surefoot.core.sections import ModelSection, ParallelSection, RunConfig
@@ -14,6 +15,9 @@ Refusal = tuple[str, str, str]
 
 LAYOUT_AXES = ("dp_shard", "dp_replicate", "pp", "tp", "cp")
 """Among equally near layouts, the one that has more of the first of these is proposed."""
+
+MAX_RANKS_SEARCHED = 1 << 14
+"""Products of axes are counted out: at 15120 ranks, the worst up to here, that takes a second. Beyond, the number is more likely a slip."""
 
 VOCAB_MULTIPLE = 64
 FF_MULTIPLE = 64
@@ -59,9 +63,11 @@ def refusals(config: RunConfig) -> list[Refusal]:
 def nearest_legal(config: RunConfig) -> ParallelSection | None:
     """The legal layout of the same number of ranks that changes the fewest settings, and those by the smallest factor. Deterministic.
 
-    None when no layout helps: something else of the config refuses them all.
+    None when no layout helps: something else of the config refuses them all. None is looked for beyond `MAX_RANKS_SEARCHED`.
     """
     now = config.parallel
+    if now.num_ranks > MAX_RANKS_SEARCHED:
+        return None
     legal = [parallel for parallel in _candidates(now) if not any(_broken(replace(config, parallel=parallel)))]
     return min(legal, key=lambda parallel: _distance(parallel, now), default=None)
 
@@ -208,10 +214,14 @@ def _factorizations(product: int, num_factors: int) -> Iterator[tuple[int, ...]]
     if num_factors == 1:
         yield (product,)
         return
-    for first in range(1, product + 1):
-        if product % first == 0:
-            for rest in _factorizations(product // first, num_factors - 1):
-                yield (first, *rest)
+    for first in _divisors(product):
+        for rest in _factorizations(product // first, num_factors - 1):
+            yield (first, *rest)
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def _distance(parallel: ParallelSection, now: ParallelSection) -> tuple[int, Fraction, tuple[int, ...]]:

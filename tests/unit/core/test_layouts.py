@@ -118,6 +118,13 @@ def test_positions_are_shared_by_both_inner_axes() -> None:
     assert any("tp = 4 does not divide data.seq_len / cp = 6" in what for _, what, _ in found)
 
 
+def test_a_number_of_ranks_that_is_a_slip_is_refused_without_a_search() -> None:
+    found = refusals(config_of(dp_shard=1 << 40, tp=4))
+    assert found
+    assert all("nearest" not in hint for *_, hint in found)
+    assert nearest_legal(config_of(dp_shard=2520, tp=4)) == ParallelSection(dp_shard=5040, tp=2)
+
+
 def test_no_layout_helps_when_something_else_refuses_all() -> None:
     assert refusals(config_of()) == []
     assert nearest_legal(config_of()) == ParallelSection()
