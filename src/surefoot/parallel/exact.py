@@ -338,7 +338,7 @@ class ExactRunner:
             raise SurefootError(
                 f"{_first(past_uses)} has a gradient, but no forward read it as an attribute of its module",
                 where="[numerics] sums = exact",
-                hint="read parameters as attributes in each forward, which torch's recurrent layers do not, or leave exact sums out",
+                hint="read it as an attribute of the module that has it, in each forward, or leave exact sums out",
             )
         return seen
 
