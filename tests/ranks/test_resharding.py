@@ -101,12 +101,21 @@ LAYOUTS = {
     "interleaved": ParallelSection(pp=2, pp_schedule="interleaved"),
     "pp2-fsdp2": ParallelSection(pp=2, dp_shard=2),
     "pp2-dp2": ParallelSection(pp=2, dp_replicate=2),
+    "fsdp4": ParallelSection(dp_shard=4),
+    "tp2": ParallelSection(tp=2),
+    "tp2-fsdp2": ParallelSection(tp=2, dp_shard=2),
+    "tp2-dp2": ParallelSection(tp=2, dp_replicate=2),
+    "tp2-fsdp3": ParallelSection(tp=2, dp_shard=3),
+    "cp2-tp2": ParallelSection(cp=2, tp=2),
+    "pp2-tp2": ParallelSection(pp=2, tp=2),
 }
 WAYS: list[tuple[str, list[str], bool]] = [
     ("pp2", ["one", "fsdp2"], False),
     ("pp2-fsdp2", ["fsdp3"], True),
     ("interleaved", ["pp4"], False),
     ("one", ["pp2"], True),
+    ("tp2-fsdp2", ["fsdp4", "one", "tp2"], True),
+    ("pp2-tp2", ["fsdp3"], False),
 ]
 MORE_WAYS: list[tuple[str, list[str], bool]] = [
     ("pp2", ["one", "fsdp2", "ddp2"], True),
@@ -116,6 +125,12 @@ MORE_WAYS: list[tuple[str, list[str], bool]] = [
     ("pp4", ["interleaved", "pp2-fsdp2"], False),
     ("fsdp3", ["pp4", "pp2-fsdp2"], True),
     ("one", ["pp2", "interleaved"], False),
+    ("tp2-fsdp3", ["tp2-fsdp2", "fsdp3"], False),
+    ("cp2-tp2", ["tp2-dp2", "fsdp4"], True),
+    ("tp2-dp2", ["pp2-tp2", "one"], True),
+    ("one", ["tp2", "cp2-tp2", "tp2-fsdp3"], False),
+    ("pp2-tp2", ["cp2-tp2", "tp2-fsdp2"], True),
+    ("fsdp3", ["pp2-tp2", "tp2"], False),
 ]
 
 

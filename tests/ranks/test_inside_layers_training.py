@@ -1,0 +1,121 @@
+"""Our own loop with layers and sequences cut over ranks: losses, held-out losses, samples, a crash, a resume under other layouts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.core.records import StepReport
+from surefoot.core.sections import (
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    ParallelSection,
+    RunConfig,
+    RunSection,
+    ScheduleSection,
+    SourceSection,
+    TrainSection,
+)
+from surefoot.data.prepare import prepare
+from surefoot.observe.ledger import read_ledger
+from surefoot.train.loop import open_run, training_steps
+from surefoot.train.sample import text_sample
+from surefoot.train.step import train_step
+
+RunRanks = Callable[..., list[Any]]
+
+ONE, TP2, CP2 = ParallelSection(), ParallelSection(tp=2), ParallelSection(cp=2)
+TP2_FSDP2 = replace(TP2, dp_shard=2)
+SAVE_STEPS = 2
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = tmp_path_factory.mktemp("text")
+    for index in range(60):
+        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
+    out = text / "prepared"
+    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
+    return out
+
+
+def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_steps: int = 6) -> RunConfig:
+    return RunConfig(
+        run=RunSection(name="test", dir=str(run_dir), seed=11),
+        data=DataSection(path=str(data_dir), seq_len=32),
+        model=ModelSection(num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, qk_norm=True, window=20, z_loss=1e-4),
+        train=TrainSection(num_steps=num_steps, global_batch_size=9, micro_batch_size=3, eval_interval_steps=3, eval_num_samples=8),
+        schedule=ScheduleSection(kind="constant", warmup_steps=2),
+        parallel=parallel,
+        checkpoint=CheckpointSection(interval_steps=SAVE_STEPS, keep_last=2),
+    )
+
+
+def all_reports(*, rank: int, world_size: int, config: RunConfig) -> tuple[list[StepReport], str]:
+    with open_run(config) as (parts, guard):
+        guard.restore()
+        reports = []
+        while guard.begin():
+            reports.append(train_step(parts, guard))
+        return reports, text_sample(parts, num_tokens=5)
+
+
+def stop_after(*, rank: int, world_size: int, config: RunConfig, stop_step: int) -> None:
+    for report in training_steps(config):
+        if report.step == stop_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ledgered_digest(run_dir: Path) -> str:
+    return str(read_ledger(run_dir / "ledger.jsonl")[-1].fields["state_digest"])
+
+
+@pytest.mark.parametrize("parallel", [TP2, CP2], ids=["tp", "cp"])
+def test_it_trains_as_one_process_does(run_ranks: RunRanks, data_dir: Path, tmp_path: Path, parallel: ParallelSection) -> None:
+    ((alone, sample),) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "one", ONE))
+    for reports, text in run_ranks(all_reports, 2, init=False, config=config_of(data_dir, tmp_path / "two", parallel)):
+        assert text == sample
+        for report, expected in zip(reports, alone, strict=True):
+            # float32 sums in another order
+            assert report.loss == pytest.approx(expected.loss, abs=1e-5)
+            assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+            assert report.val_loss == (pytest.approx(expected.val_loss, abs=1e-5) if expected.val_loss is not None else None)
+            assert report.num_live_tokens == expected.num_live_tokens
+            assert report.next_sample == expected.next_sample
+
+
+@pytest.mark.parametrize("parallel", [TP2, CP2], ids=["tp", "cp"])
+def test_after_a_crash_it_ends_with_the_bits_of_an_undisturbed_run(
+    run_ranks: RunRanks, data_dir: Path, tmp_path: Path, parallel: ParallelSection
+) -> None:
+    run_ranks(all_reports, 2, init=False, config=config_of(data_dir, tmp_path / "undisturbed", parallel))
+    disturbed = config_of(data_dir, tmp_path / "disturbed", parallel)
+    with pytest.raises(AssertionError, match="died"):
+        run_ranks(stop_after, 2, init=False, config=disturbed, stop_step=5)
+    ((reports, _), *_) = run_ranks(all_reports, 2, init=False, config=disturbed)
+    assert reports[-1].step == 6
+    assert ledgered_digest(tmp_path / "disturbed") == ledgered_digest(tmp_path / "undisturbed")
+
+
+def test_a_run_goes_on_from_one_cut_to_the_next(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    """What was recorded after each checkpoint is repeated within the tolerance, which is what another arithmetic can be asked for."""
+    ((alone, _),) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "one", ONE, num_steps=9))
+    for parallel, stop_step in [(TP2, 3), (CP2, 5), (TP2_FSDP2, 7)]:
+        config = config_of(data_dir, tmp_path / "run", parallel, num_steps=9)
+        with pytest.raises(AssertionError, match="died"):
+            run_ranks(stop_after, parallel.num_ranks, init=False, config=config, stop_step=stop_step)
+    ((reports, _),) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "run", ONE, num_steps=9))
+    assert reports[-1].step == 9
+    for report, expected in zip(reports, alone[-len(reports) :], strict=True):
+        assert report.loss == pytest.approx(expected.loss, abs=1e-5)
+    entries = read_ledger(tmp_path / "run" / "ledger.jsonl")
+    replays = [entry.fields["mode"] for entry in entries if entry.event == "replay.verified"]
+    assert replays == ["tolerance"] * 3
+    assert not [entry for entry in entries if entry.event == "replay.differed"]
