@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 
 from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
 from surefoot.guard.counting import agree_dealt
@@ -127,7 +129,12 @@ MORE_LAYOUTS = {
     "selective-recompute": ParallelSection(pp=2, dp_shard=2, recompute="selective"),
     "full-recompute-interleaved": ParallelSection(pp=2, pp_schedule="interleaved", recompute="full"),
     "full-recompute-zero_bubble": ParallelSection(pp=2, pp_schedule="zero_bubble", recompute="full"),
-    "selective-recompute-zero_bubble": ParallelSection(pp=2, pp_schedule="zero_bubble", recompute="selective"),
+    "tp2": ParallelSection(pp=2, tp=2),
+    "tp2-interleaved": ParallelSection(pp=2, tp=2, pp_schedule="interleaved"),
+    "tp2-zero_bubble": ParallelSection(pp=2, tp=2, pp_schedule="zero_bubble"),
+    "cp2": ParallelSection(pp=2, cp=2),
+    "cp2-interleaved": ParallelSection(pp=2, cp=2, pp_schedule="interleaved"),
+    "cp2-zero_bubble": ParallelSection(pp=2, cp=2, pp_schedule="zero_bubble"),
 }
 
 
@@ -160,3 +167,49 @@ def against_one_process(run_ranks: RunRanks, parallel: ParallelSection, *, tied:
         (alone,) = run_ranks(train, 1, section=section, parallel=ParallelSection(), dtype=dtype, num_steps=num_steps)
         told = run_ranks(train, parallel.num_ranks, section=section, parallel=parallel, dtype=dtype, num_steps=num_steps)
         compare(told, alone, tolerance=tolerance)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one rank has, and what it did in one step of 4 micro-batches."""
+
+    names: list[str]
+    num_elements: int
+    calls: dict[str, int]
+
+
+def one_step(*, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection) -> Shown:
+    made = cut_here(section, parallel, torch.float32, world=world_of(world_size))
+    atoms = [atom_of(2, index) for index in range(4)]
+    made.runner.run(atoms, start=lambda _: None, loss=loss_of)  # agrees with its neighbours on what passes
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        made.runner.run(atoms, start=lambda _: None, loss=loss_of)
+    parameters = dict(made.module.named_parameters())
+    assert all(isinstance(parameter, DTensor) and parameter.grad is not None for parameter in parameters.values())
+    return Shown(
+        names=list(parameters),
+        num_elements=sum(parameter.to_local().numel() for parameter in parameters.values()),  # type: ignore[attr-defined]
+        calls={event.key.removeprefix("c10d::"): event.count for event in profiled.key_averages() if event.key.startswith("c10d::")},
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "tied", "num_sent"),
+    [("pp2", False, 4), ("pp2", True, 5), ("interleaved", False, 12), ("zero_bubble", False, 12), ("pp2-fsdp2", False, 4)],
+)
+def test_a_stage_holds_its_part_and_sends_what_passes(run_ranks: RunRanks, layout: str, tied: bool, num_sent: int) -> None:
+    """4 micro-batches over one border between two stages, or three between four pieces; a tied matrix is exchanged once. Nothing else."""
+    parallel, section = LAYOUTS[layout], TIED if tied else SECTION
+    shown = run_ranks(one_step, parallel.num_ranks, section=section, parallel=parallel)
+    whole = {name: parameter.numel() for name, parameter in build_model(section, VOCAB_SIZE, seed=4).named_parameters()}
+    first, last = shown[0], shown[-1]
+    assert set(first.names) | set(last.names) == whole.keys()
+    assert set(first.names) & set(last.names) == ({"embed.weight"} if tied else set())
+    assert sum(rank.num_elements for rank in shown) == sum(whole.values()) + tied * whole["embed.weight"]
+    for rank in shown:
+        assert (rank.calls.pop("send"), rank.calls.pop("recv_")) == (num_sent, num_sent)
+        if parallel.dp_shard == 1:
+            assert rank.calls == {}
+        else:
+            units = {name[:8] if name.startswith("blocks.") else name for name in rank.names}
+            assert rank.calls["_reduce_scatter_base_"] == len(units)
