@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
+from surefoot.guard.counting import agree_dealt
 from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.loss import loss_of
 from surefoot.model.precision import autocast_context
@@ -62,7 +63,10 @@ LAYOUTS = {
     "pp2-tp2": replace(TP2, pp=2),
     "pp2-cp2": replace(CP2, pp=2),
     "tp2-full": replace(TP2, recompute="full"),
+    "tp2-selective": replace(TP2, recompute="selective"),
     "cp2-selective": replace(CP2, recompute="selective"),
+    "pp2-tp2-zero-bubble": replace(TP2, pp=2, pp_schedule="zero_bubble"),
+    "pp2-cp2-zero-bubble": replace(CP2, pp=2, pp_schedule="zero_bubble"),
     "cp2-tp2-full": replace(CP2, tp=2, recompute="full"),
 }
 
@@ -119,11 +123,13 @@ def train(section: ModelSection, parallel: ParallelSection, *, world: World, num
     model_cut = cut_here(section, parallel, world=world)
     place, parameters = model_cut.place, list(model_cut.module.parameters())
     optimizer = build_optimizer(model_cut.module, OptimizerSection(lr=0.01))
+    dealt = agree_dealt(model_cut.module, optimizer, world=world)
     told: Told = []
     for step in range(num_steps):
         atoms = atoms_of(step, data_rank=place.data_rank, num_data_ranks=place.num_data_ranks)
         nats = model_cut.runner.run(atoms, start=lambda _: None, loss=partial(loss_of, z_loss=section.z_loss))
-        squares, _ = squared_norm_and_nonfinite(counted_gradients(parameters, rank=world.rank, world_size=world.size), device=CPU)
+        counted = counted_gradients(parameters, rank=world.rank, world_size=world.size, dealt=dealt)
+        squares, _ = squared_norm_and_nonfinite(counted, device=CPU)
         num_tokens = sum(atom.num_live_tokens for atom in atoms) * place.counts_tokens
         sums = torch.stack((nats * place.counts_loss, squares, torch.tensor(float(num_tokens), dtype=torch.float64)))
         if world.size > 1:
@@ -205,6 +211,8 @@ def test_every_layout_of_every_model_stays_with_one_process(run_ranks: RunRanks,
     section, parallel = SECTIONS[kind], LAYOUTS[layout]
     if parallel.tp == 4 and section.d_ff % 4:
         pytest.skip("four ranks cannot share this width: refused before any process starts")
+    if parallel.pp_schedule == "zero_bubble":
+        section = replace(section, num_layers=4)  # two pieces on each rank
     (alone,) = run_ranks(train_here, 1, section=section, parallel=ParallelSection(), steps=(20, 3))
     ranks = run_ranks(train_here, parallel.num_ranks, section=section, parallel=parallel, steps=(20, 3))
     compare(ranks, alone, parallel=parallel)
