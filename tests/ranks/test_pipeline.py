@@ -213,3 +213,19 @@ def test_a_stage_holds_its_part_and_sends_what_passes(run_ranks: RunRanks, layou
         else:
             units = {name[:8] if name.startswith("blocks.") else name for name in rank.names}
             assert rank.calls["_reduce_scatter_base_"] == len(units)
+
+
+def norm_of_stages(*, rank: int, world_size: int) -> float:
+    """Somebody's own stages, without DTensors: two matrices of its own on each, and one that both have."""
+    model = torch.nn.ModuleDict({f"own_{rank}": torch.nn.Linear(3, 2), "shared": torch.nn.Linear(2, 2)})
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    parameters = list(model.parameters())
+    dealt = agree_dealt(model, torch.optim.SGD(parameters, lr=0.1), world=world_of(world_size))
+    squared, _ = squared_norm_and_nonfinite(counted_gradients(parameters, rank=rank, world_size=world_size, dealt=dealt), device=CPU)
+    dist.all_reduce(squared)
+    return float(squared)
+
+
+def test_plain_parameters_of_stages_are_counted_once_too(run_ranks: RunRanks) -> None:
+    assert run_ranks(norm_of_stages, 2) == [pytest.approx(4.0 * (2 * (6 + 2) + 4 + 2))] * 2

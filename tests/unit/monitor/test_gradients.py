@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
+from surefoot.monitor.gradients import Box, counted_gradients, deal_boxes, squared_norm_and_nonfinite
 
 
 def parameters_with_gradients() -> list[nn.Parameter]:
@@ -38,3 +38,23 @@ def test_a_tensor_that_is_not_finite_is_counted_and_a_finite_one_is_not() -> Non
 def test_no_gradients_at_all_is_zero() -> None:
     squared, num_nonfinite = squared_norm_and_nonfinite([], device=torch.device("cpu"))
     assert (float(squared), float(num_nonfinite)) == (0.0, 0.0)
+
+
+def box(*sizes: int, offset: int = 0) -> Box:
+    return sizes, (offset, *(0 for _ in sizes[1:]))
+
+
+def test_where_ranks_hold_different_parameters_each_box_is_dealt_once() -> None:
+    """Two stages of two shards each; an embedding at both ends, and a shard that is empty."""
+    first = [{"embed": box(5, 8), "low": box(2, 8)}, {"embed": box(5, 8, offset=5), "low": box(1, 8, offset=2)}]
+    last = [{"embed": box(5, 8), "high": box(1)}, {"embed": box(5, 8, offset=5), "high": box(0, offset=1)}]
+    dealt = deal_boxes([*first, *last])
+    assert sorted(name for names in dealt for name in names) == ["embed", "embed", "high", "low", "low"]
+    assert [("embed" in dealt[rank]) + ("embed" in dealt[rank + 2]) for rank in (0, 1)] == [1, 1]
+    assert deal_boxes([*last, *first])[0] != set()  # whoever comes first
+
+
+def test_only_what_was_dealt_to_this_rank_is_counted() -> None:
+    parameters = parameters_with_gradients()
+    counted = counted_gradients(parameters, rank=0, world_size=2, dealt={id(parameters[1]), id(parameters[5])})
+    assert [gradient.numel() for gradient in counted] == [10]
