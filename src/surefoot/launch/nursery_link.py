@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from surefoot.core.errors import SurefootError
+from surefoot.launch.wait_policy import sees_gpu, wait_policy
 from surefoot.launch.wire import Message, Start, control_pair, receive_message, send_message
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -36,10 +37,11 @@ class NurseryLink:
         ours, theirs = control_pair()
         command = [sys.executable, "-m", "surefoot.launch.nursery", "--control-fd", str(theirs.fileno())]
         command += ["--agent-pid", str(os.getpid()), "--warm", ",".join(warm), "--entry", entry]
+        environ = {**os.environ, **(env or {})}
         with theirs, log_path.open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **(env or {}), **_ONE_THREAD},
+                env={**environ, **wait_policy(environ, has_gpu=sees_gpu(environ)), **_ONE_THREAD},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

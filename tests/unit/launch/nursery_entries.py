@@ -21,6 +21,7 @@ def main() -> object:
             "ignored": sorted(number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN),
             "listen_fd": os.environ.get("SUREFOOT_LISTEN_FD"),
             "beats_fd": os.environ.get("SUREFOOT_BEATS_FD"),
+            "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         }
         print(json.dumps(facts))
     elif kind == "exit":
