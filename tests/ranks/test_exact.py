@@ -216,6 +216,8 @@ LAYOUTS = {
     "pp-2-interleaved": ParallelSection(pp=2, pp_schedule="interleaved"),
     "pp-2-fsdp-2": ParallelSection(pp=2, dp_shard=2),
     "pp-2-ddp-2-interleaved": ParallelSection(pp=2, dp_replicate=2, pp_schedule="interleaved"),
+    "fsdp-2-selective": ParallelSection(dp_shard=2, recompute="selective"),
+    "fsdp-3-full": ParallelSection(dp_shard=3, recompute="full"),
 }
 """10 atoms in the largest step: on 3 and 4 ranks some micro-step has phantoms."""
 
@@ -238,8 +240,8 @@ def test_with_the_grid_off_the_totals_of_another_layout_differ(run_ranks: RunRan
     assert alone.totals[0] != other.totals[0]
 
 
-def test_the_stages_of_a_pipeline_give_the_same_hash(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
-    layouts = ("alone", "pp-2-interleaved", "pp-2-fsdp-2")
+def test_the_stages_of_a_pipeline_and_recomputed_blocks_give_the_same_hash(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    layouts = ("alone", "pp-2-interleaved", "pp-2-fsdp-2", "fsdp-2-selective")
     hashes = {layout: run_under(layout, run_ranks, data_dir, tmp_path / layout, model=OURS).hash for layout in layouts}
     assert len(set(hashes.values())) == 1, table(hashes)
 
@@ -277,13 +279,41 @@ def test_a_step_whose_gradients_overflow_is_computed_again_alike_on_every_layout
     assert len(one.totals) == 4  # only what was accepted is shown
 
 
+class Twice(nn.Module):
+    """Its one unit is entered twice in each forward."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, 8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
+        self.head = nn.Linear(8, vocab_size)
+
+    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, doc_ids_BS: torch.Tensor) -> torch.Tensor:
+        block = self.blocks[0]
+        return torch.as_tensor(self.head(block(torch.tanh(block(self.embed(tokens_BS))))))
+
+
+def build_twice(section: ModelSection, vocab_size: int) -> nn.Module:
+    return Twice(vocab_size)
+
+
+def test_a_unit_that_a_forward_enters_twice_is_refused_by_name_where_it_is_sharded(
+    run_ranks: RunRanks, data_dir: Path, tmp_path: Path
+) -> None:
+    model = ModelSection(factory="spread_model:build_twice")
+    run_under("alone", run_ranks, data_dir, tmp_path / "alone", model=model, num_steps=1)
+    with pytest.raises(AssertionError, match=r"the gradient of blocks\.0 was reduced twice in a step"):
+        run_under("fsdp-2", run_ranks, data_dir, tmp_path / "sharded", model=model, num_steps=1)
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
 def test_all_layouts_over_50_steps(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
     """Prints the table that docs/exact.md shows."""
     for name, model in (("dropout, tied, 2^40", None), ("our transformer", OURS)):
         parts: dict[str, Any] = {"num_steps": 50, **({"model": model} if model is not None else {})}
-        layouts = [layout for layout in LAYOUTS if model is not None or not layout.startswith("pp")]
+        ours_only = [layout for layout, parallel in LAYOUTS.items() if parallel.pp > 1 or parallel.recompute != "none"]
+        layouts = [layout for layout in LAYOUTS if model is not None or layout not in ours_only]
         hashes = {layout: run_under(layout, run_ranks, data_dir, tmp_path / name / layout, **parts).hash for layout in layouts}
         off = {
             f"{layout}, grid off": run_under(layout, run_ranks, data_dir, tmp_path / name / f"{layout}-off", grid=False, **parts).hash
