@@ -15,7 +15,7 @@ from torch import nn
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.sections import ModelSection
-from surefoot.model.build import build_model, materialise, shard_units
+from surefoot.model.build import build_model, cut_plan, materialise, shard_units
 from surefoot.model.init import init_rules
 from surefoot.model.transformer import Transformer
 from surefoot.tensors.random import Constant, Normal
@@ -151,3 +151,22 @@ def test_a_model_that_cannot_be_cut_is_said_aloud(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         assert shard_units(nn.Linear(2, 2)) == {}
     assert "gathered as a whole" in caplog.text
+
+
+def test_the_plan_has_a_style_for_every_parameter_and_names_what_is_there(kind: ModelSection) -> None:
+    """A parameter without a style would be no part of the mesh that the others are on."""
+    model = build_model(kind, 100, seed=3)
+    plan = cut_plan(model)
+    styles = dict(plan.tensor_styles)
+    assert len(styles) == len(plan.tensor_styles)
+    assert {name.rpartition(".")[0] for name, _ in model.named_parameters()} <= styles.keys()
+    for name in (*styles, *plan.attentions, plan.mask):
+        model.get_submodule(name)
+    assert len(plan.attentions) == kind.num_layers
+    assert ("head" in styles) is not kind.tie_embeddings
+
+
+def test_of_a_foreign_model_no_more_is_known_than_its_units() -> None:
+    plan = cut_plan(nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])))
+    assert plan.units == ("0.0",)
+    assert (plan.tensor_styles, plan.attentions, plan.mask) == ((), (), "")

@@ -112,3 +112,20 @@ def test_bf16_stays_near_float32_with_float32_gradients_and_loss(kind: ModelSect
     # 8 bits of significand on logits of about 10: a hundredth of the loss
     torch.testing.assert_close(sums.nats, wanted, rtol=2e-2, atol=0)
     assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_in_float64_nothing_on_the_way_is_narrower(kind: ModelSection, make_model: MakeModel, make_batch: MakeBatch) -> None:
+    """The slope over a step of 1e-7 along the gradient: one float32 in between would leave of it nothing but rounding."""
+    model, batch = make_model(kind).double(), make_batch()
+    slopes = gradients(model, batch, z_loss=kind.z_loss)
+    steepness = torch.stack([slope.square().sum() for slope in slopes.values()]).sum().sqrt()
+
+    def moved(by: float) -> torch.Tensor:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(by * slopes[name] / steepness)
+        return loss_sum(model, batch, z_loss=kind.z_loss).objective.detach()
+
+    here, there = moved(-1e-7), moved(2e-7)
+    assert here.dtype == torch.float64
+    assert ((there - here) / 2e-7).item() == pytest.approx(steepness.item(), rel=1e-5)
