@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +27,7 @@ from surefoot.parallel.clip import scale_gradients
 from surefoot.parallel.cut import Cut, cut
 from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
-from surefoot.tensors.world import World, join_world, single_world
+from surefoot.tensors.world import World, join_world, single_world, told_apart
 from surefoot.train.optimizers import build_optimizer
 
 RunRanks = Callable[..., list[Any]]
@@ -229,3 +232,25 @@ def norm_of_stages(*, rank: int, world_size: int) -> float:
 
 def test_plain_parameters_of_stages_are_counted_once_too(run_ranks: RunRanks) -> None:
     assert run_ranks(norm_of_stages, 2) == [pytest.approx(4.0 * (2 * (6 + 2) + 4 + 2))] * 2
+
+
+def run_after_a_peer_died(*, rank: int, world_size: int, parallel: ParallelSection, outcomes: Path) -> None:
+    made = cut_here(SECTION, parallel, torch.float32, world=world_of(world_size))
+    atoms = [atom_of(2, index) for index in range(4)]
+    made.runner.run(atoms, start=lambda _: None, loss=loss_of)
+    if rank == world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as raised:
+        made.runner.run(atoms, start=lambda _: None, loss=loss_of)
+    (outcomes / f"{rank}").write_text(type(told_apart("a step", raised.value)).__name__)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_the_loss_of_another_stage_is_told_from_a_fault_of_ones_own(run_ranks: RunRanks, tmp_path: Path, schedule: Any) -> None:
+    """Of the stage beside, and of a rank that shares the parameters of the own one: in the middle of a forward, which torch wraps."""
+    parallel = ParallelSection(pp=2, dp_shard=2, pp_schedule=schedule)
+    with pytest.raises(AssertionError, match="rank 3 died"):
+        run_ranks(run_after_a_peer_died, 4, parallel=parallel, outcomes=tmp_path)
+    told = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {"1", "2"} <= told.keys()  # rank 0 may wait for rank 2 until that one is gone too
+    assert set(told.values()) == {"PeerLost"}

@@ -210,7 +210,12 @@ _PEER_SIGNS = (
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an error out of torch (a backward with overlapped reductions, say) is the loss of another rank."""
+    """Whether an error out of torch (a backward with overlapped reductions, say) is the loss of another rank.
+
+    The stages of a pipeline raise errors of their own from it.
+    """
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_SIGNS)
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_SIGNS):
+        return True
+    return error.__cause__ is not None and is_peer_failure(error.__cause__)
