@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -21,7 +22,9 @@ from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.loss import loss_of
 from surefoot.parallel.cut import cut
 from surefoot.parallel.mesh import place_of
+from surefoot.parallel.reductions import Reductions
 from surefoot.parallel.running import Sequential
+from surefoot.parallel.sharded import shard
 from surefoot.tensors.batch import Batch
 from surefoot.tensors.world import join_world
 
@@ -100,3 +103,35 @@ def test_a_reduction_that_goes_on_changes_no_bit(run_ranks: RunRanks, stage: int
     waited_for = run_ranks(gradients, 2, stage=stage, waits=True)
     for ours, theirs in zip(going_on, waited_for, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+class Twice(torch.nn.Module):
+    """Goes through its one block two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.Linear(16, 16)
+        self.head = torch.nn.Linear(16, 256)
+
+    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor, doc_ids_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = torch.nn.functional.one_hot(tokens_BS % 16, 16).float()
+        return torch.as_tensor(self.head(self.block(self.block(x_BSD).relu()).relu()))
+
+
+def gradients_of_twice(*, rank: int, world_size: int, waits: bool) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    model = Twice()
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
+    root = shard(model, [model.block], mesh=mesh)
+    reductions = None if waits else Reductions(root)
+    Sequential(model, CPU, nullcontext(), reduces_each_micro_step=True, reductions=reductions).run(
+        atoms_of(rank), start=lambda _: None, loss=loss_of
+    )
+    return [parameter.grad.to_local() for parameter in model.parameters() if isinstance(parameter.grad, DTensor)]
+
+
+def test_a_unit_that_is_used_twice_is_reduced_twice(run_ranks: RunRanks) -> None:
+    going_on, waited_for = (run_ranks(gradients_of_twice, 2, waits=waits) for waits in (False, True))
+    for ours, theirs in zip(going_on, waited_for, strict=True):
+        assert len(ours) == 4
+        assert all(torch.equal(one, other) and one.abs().sum() > 0 for one, other in zip(ours, theirs, strict=True))

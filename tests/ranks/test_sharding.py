@@ -148,7 +148,9 @@ def gradients_of(*, rank: int, world_size: int, parallel: ParallelSection) -> li
 
 
 @pytest.mark.parametrize(
-    "axes", [ParallelSection(dp_shard=2), ParallelSection(dp_shard=2, zero_stage=1), ParallelSection(dp_replicate=2)], ids=str
+    "axes",
+    [ParallelSection(dp_shard=2), ParallelSection(dp_shard=2, zero_stage=1), ParallelSection(dp_replicate=2)],
+    ids=["fsdp-3", "fsdp-1", "ddp"],
 )
 def test_recomputation_keeps_the_bits_of_every_shard(run_ranks: RunRanks, axes: ParallelSection) -> None:
     kept = run_ranks(gradients_of, 2, parallel=axes)
