@@ -171,7 +171,7 @@ def test_each_stage_holds_its_own_part_only_and_the_checkpoint_is_of_the_whole(r
     stages = run_ranks(save_as, 2, root=tmp_path / "two", section=SECTION, parallel=LAYOUTS["pp2"])
     assert sum(number for _, number in stages) == num_tensors
     assert len({digest for digest, _ in stages}) == 1
-    for num_ranks in (1, 2, 3):
+    for num_ranks in (1, 3):
         proof = prove(tmp_path / "two" / "s10-a1", num_ranks=num_ranks)
         assert proof.ok, proof.problems
 
