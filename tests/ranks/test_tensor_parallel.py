@@ -118,11 +118,11 @@ Told = list[tuple[float, float]]
 """Per step (loss, norm of the mean gradient)."""
 
 
-def train(section: ModelSection, parallel: ParallelSection, *, world: World, num_steps: int) -> tuple[Told, Cut]:
+def train(section: ModelSection, parallel: ParallelSection, *, world: World, num_steps: int, lr: float) -> tuple[Told, Cut]:
     """As our own step does it: sums over live tokens, clipped by the global norm."""
     model_cut = cut_here(section, parallel, world=world)
     place, parameters = model_cut.place, list(model_cut.module.parameters())
-    optimizer = build_optimizer(model_cut.module, OptimizerSection(lr=0.01))
+    optimizer = build_optimizer(model_cut.module, OptimizerSection(lr=lr))
     dealt = agree_dealt(model_cut.module, optimizer, world=world)
     told: Told = []
     for step in range(num_steps):
@@ -155,9 +155,10 @@ class Seen:
 
 def train_here(*, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection, steps: tuple[int, int]) -> Seen:
     world = world_of(world_size)
-    singles, _ = train(section, parallel, world=world, num_steps=steps[1])
+    # Adam makes steps of the size lr of gradients that are mostly rounding: at 0.01 float32 norms of tp4 differ by 1.1e-6 after three.
+    singles, _ = train(section, parallel, world=world, num_steps=steps[1], lr=0.001)
     torch.set_default_dtype(torch.float64)
-    doubles, model_cut = train(section, parallel, world=world, num_steps=steps[0])
+    doubles, model_cut = train(section, parallel, world=world, num_steps=steps[0], lr=0.01)
     atom = atom_of(99, 0)
     logits = model_cut.runner.logits(atom.tokens_BS[:, :13], atom.positions_BS[:, :13], atom.doc_ids_BS[:, :13])
     parameters = list(model_cut.module.parameters())
@@ -173,6 +174,7 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 
 def compare(ranks: Sequence[Seen], alone: Seen, *, parallel: ParallelSection) -> None:
     for seen in ranks:
+        assert seen.doubles[0] == pytest.approx(alone.doubles[0], rel=1e-12, abs=0)  # before anything has grown
         for told, wanted, tolerance in ((seen.doubles, alone.doubles, 1e-9), (seen.singles, alone.singles, 1e-6)):
             for (loss, norm), (loss_alone, norm_alone) in zip(told, wanted, strict=True):
                 assert loss == pytest.approx(loss_alone, rel=tolerance, abs=0)
