@@ -15,7 +15,7 @@ BIN := .venv/bin
 TIMED := scripts/timed
 PYTEST := $(BIN)/python -m pytest -m "not campaign and not gpu"
 
-.PHONY: help gpu install train test check format lint types contracts unit ranks drills fix lock docs bench bench-checkpoint campaign
+.PHONY: help gpu install train test check format lint types contracts unit ranks drills fix lock docs bench bench-checkpoint bench-exact bench-overlap campaign
 
 help:
 	@echo "make install   .venv with everything, torch included; says first what it downloads"
@@ -25,6 +25,8 @@ help:
 	@echo "make fix       format and mend what can be mended"
 	@echo "make bench     the benchmark against a plain loop"
 	@echo "make bench-checkpoint  what saves and loads cost, against bare copies and stock DCP"
+	@echo "make bench-exact     what exact sums cost, in CPU time and bytes"
+	@echo "make bench-overlap   how much of the reductions hides behind the backward"
 	@echo "make campaign  the long fault campaigns"
 	@echo "make gpu       the checks that need a GPU"
 
@@ -70,6 +72,12 @@ bench: install
 
 bench-checkpoint: install
 	@$(BIN)/python benchmarks/checkpoint.py $(ARGS)
+
+bench-exact: install
+	@$(BIN)/python benchmarks/exact.py $(ARGS)
+
+bench-overlap: install
+	@$(BIN)/python benchmarks/overlap.py $(ARGS)
 
 campaign: install
 	@$(BIN)/python -m pytest -m campaign tests
