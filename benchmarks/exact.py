@@ -122,7 +122,7 @@ def _compare_quality(options: argparse.Namespace) -> int:
             found.append(_train(name, "zero-3", options, seed=seed, steps=options.steps or 500, quality=True)[0]["val_loss"])
         print(json.dumps({"seed": seed, **{name: found[-1] for name, found in losses.items()}}), flush=True)
     apart = [exact - plain for exact, plain in zip(losses["exact"], losses["float"], strict=True)]
-    noise = statistics.stdev(losses["float"]) if len(options.seeds) > 1 else float("nan")
+    noise = statistics.stdev(losses["float"]) if len(options.seeds) > 1 else 0.0
     print(f"exact - float: {statistics.mean(apart):+.2e} on average, {max(map(abs, apart)):.2e} at most; seeds are {noise:.2e} apart")
     return 0 if max(map(abs, apart)) <= max(noise, 1e-3) else 1
 
@@ -131,16 +131,17 @@ def _train(variant: str, case: str, options: argparse.Namespace, *, seed: int, s
     """Both ranks of one run as processes of their own; what each tells."""
     run_dir = options.work / f"run-{variant}"
     shutil.rmtree(run_dir, ignore_errors=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     told = {"variant": variant, "case": case, "seed": seed, "steps": steps, "quality": quality, "micro_steps": options.micro_steps}
     told |= {"data": str(options.work / "data"), "run_dir": str(run_dir)}
     ranks = []
-    for rank in range(NUM_RANKS):
-        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS), "LOCAL_WORLD_SIZE": str(NUM_RANKS)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--rank-of", json.dumps(told)]
-        ranks.append(subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True))
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # handed over: a port that was only looked up may be taken by then
+        for rank in range(NUM_RANKS):
+            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS), "LOCAL_WORLD_SIZE": str(NUM_RANKS)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
+            env |= {"SUREFOOT_LISTEN_FD": str(listener.fileno()), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, __file__, "--rank-of", json.dumps(told)]
+            fds = (listener.fileno(),) if rank == 0 else ()
+            ranks.append(subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True, pass_fds=fds))
     outputs = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"{variant} failed")
