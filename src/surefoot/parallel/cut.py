@@ -75,7 +75,9 @@ def cut(
             materialise(own)
             pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
             return _exactly(Cut(own, place, _over_part(pipeline, part, place)), uses, roots=stages, world=world)
-        frees_parameters = parallel.zero_stage == 3
+        is_whole = place.sizes["dp_shard"] * place.sizes["cp"] == 1
+        # Gathering a whole copy is copying it once more: with exact sums, where DDP would not, once a step.
+        frees_parameters = parallel.zero_stage == 3 and not (exact_sums and is_whole)
         units = [model.get_submodule(name) for name in plan.units]
         root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
         materialise(model)
