@@ -82,7 +82,8 @@ class Bench:
         return slot.claim(work.header)
 
     def remove_checkpoints(self) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)
+        for folder in (self.root, self.work / "dcp"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def new_model(*, quick: bool) -> nn.Module:
@@ -139,11 +140,8 @@ def memcpy_state(bench: Bench, slot: Slot) -> Took:
 
 
 def stock_save(bench: Bench) -> Took:
-    """Collective over the default group, where there is one."""
-    folder = bench.work / "dcp"
-    if bench.world.leads:
-        shutil.rmtree(folder, ignore_errors=True)
-    writer = FileSystemWriter(folder, sync_files=True)
+    """Collective over the default group, where there is one. What an earlier one wrote must be gone."""
+    writer = FileSystemWriter(bench.work / "dcp", sync_files=True)
     with timed() as took:
         dcp_save(dict(bench.state.tensors), storage_writer=writer, no_dist=bench.world.size == 1)
     return took

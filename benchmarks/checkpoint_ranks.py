@@ -49,7 +49,7 @@ NUM_STEPS = 6
 
 @dataclass
 class Ranks:
-    root: Path
+    work: Path
     processes: list[subprocess.Popen[str]]
     slots: list[Slot]
     uploader: OtherProcess
@@ -101,7 +101,7 @@ def two_ranks(work: Path, *, quick: bool) -> Iterator[Ranks]:
                 ]
                 pipe = subprocess.PIPE
                 processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, pass_fds=[slot.fd]))
-            yield Ranks(work / "checkpoints", processes, slots, uploader)
+            yield Ranks(work, processes, slots, uploader)
         finally:
             for process in processes:
                 process.kill()
@@ -118,7 +118,8 @@ def measure(ranks: Ranks, *, flip: bool) -> dict[str, float]:
         "dcp": lambda: told("dcp_save", ranks.do("dcp")),
     }
     for _, run in ordered(runs, flip=flip):
-        shutil.rmtree(ranks.root, ignore_errors=True)
+        for folder in ("checkpoints", "dcp"):
+            shutil.rmtree(ranks.work / folder, ignore_errors=True)
         found |= run()
     extra_wall_s = found["2r_saving_steps_s"] - found["2r_quiet_steps_s"]
     return found | {"2r_extra_wall_s": extra_wall_s, "2r_fair_share_s": found["2r_proven_save_cpu_s"] / (os.cpu_count() or 1)}
