@@ -309,17 +309,17 @@ def test_a_unit_that_a_forward_enters_twice_is_refused_by_name_where_it_is_shard
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
-def test_all_layouts_over_50_steps(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [DROPPING, OURS], ids=["dropout-tied", "transformer"])
+def test_all_layouts_over_50_steps(model: ModelSection, run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
     """Prints the table: layout, hash."""
-    for name, model in (("dropout, tied", DROPPING), ("our transformer", OURS)):
-        ours_only = [layout for layout, parallel in LAYOUTS.items() if parallel.pp > 1 or parallel.recompute != "none"]
-        layouts = [layout for layout in LAYOUTS if model is OURS or layout not in ours_only]
-        parts: dict[str, Any] = {"num_steps": 50, "model": model}
-        hashes = {layout: run_under(layout, run_ranks, data_dir, tmp_path / name / layout, **parts).hash for layout in layouts}
-        off = {
-            f"{layout}, grid off": run_under(layout, run_ranks, data_dir, tmp_path / name / f"{layout}-off", grid=False, **parts).hash
-            for layout in ("alone", "ddp-3", "fsdp-4")
-        }
-        print(f"\n{name}\n{table(hashes | off)}")
-        assert len(set(hashes.values())) == 1
-        assert len(set(off.values())) == 3
+    ours_only = [layout for layout, parallel in LAYOUTS.items() if parallel.pp > 1 or parallel.recompute != "none"]
+    parts: dict[str, Any] = {"num_steps": 50, "model": model}
+    hashes, off = {}, {}
+    for layout in LAYOUTS:
+        if model is OURS or layout not in ours_only:
+            hashes[layout] = run_under(layout, run_ranks, data_dir, tmp_path / layout, **parts).hash
+    for layout in ("alone", "ddp-3", "fsdp-4"):
+        off[f"{layout}, grid off"] = run_under(layout, run_ranks, data_dir, tmp_path / f"{layout}-off", grid=False, **parts).hash
+    print(f"\n{table(hashes | off)}")
+    assert len(set(hashes.values())) == 1
+    assert len(set(off.values())) == 3
