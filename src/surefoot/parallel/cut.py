@@ -1,7 +1,7 @@
 """From a whole model on the meta device to this rank's part of it, filled, and what runs it.
 
-The order is fixed: stages, then exact uses, then tensor and context cuts inside the layers, then recomputation, then sharding over the
-data axes, then memory and values. Each step has a room of its own.
+The order is fixed: exact uses, then tensor and context cuts inside the layers, then recomputation, all on the whole model, whose submodules
+the stages share; then stages, then sharding over the data axes, then memory and values. Each step has a room of its own.
 """
 
 from __future__ import annotations
