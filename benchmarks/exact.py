@@ -43,6 +43,7 @@ from surefoot.core.sections import (
     TrainSection,
 )
 from surefoot.data.prepare import prepare
+from surefoot.tensors.heap import keep_freed_pages
 from surefoot.train.loop import open_run
 from surefoot.train.step import train_step
 
@@ -150,6 +151,7 @@ def _train(variant: str, case: str, options: argparse.Namespace, *, seed: int, s
 
 def _be_a_rank(told: dict[str, Any]) -> int:
     config = _config(told)
+    keep_freed_pages()  # as every rank of `surefoot train`
     with open_run(config) as (parts, guard):
         guard.restore()
         started_s, val_loss, given = 0.0, None, Counter[str]()
