@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from surefoot.core.sections import SourceSection
+from surefoot.data.prepare import prepare
 from surefoot.launch.nursery_link import NurseryLink
 from surefoot.launch.wire import RankExit, RankSpec, Ready, Start, Started
 
@@ -47,7 +49,9 @@ class WarmParent:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.num_calls = 0
-        env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))))}
+        tests = Path(__file__).parent
+        path = filter(None, (str(tests), str(tests.parents[1]), os.environ.get("PYTHONPATH", "")))
+        env = {"PYTHONPATH": os.pathsep.join(path)}
         self.log_path = folder / "nursery.log"
         self.link = NurseryLink.spawn(entry="rank_entry:main", warm=_WARM, log_path=self.log_path, env=env)
         ready, _ = self.receive(time.monotonic() + _WARM_UP_LIMIT_S)
@@ -161,3 +165,13 @@ def run_ranks(warm_parent: WarmParent) -> Callable[..., list[Any]]:
         return warm_parent.run(fn, world_size, timeout_s=timeout_s, init=init, kwargs=kwargs)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = tmp_path_factory.mktemp("text")
+    for index in range(60):
+        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
+    out = text / "prepared"
+    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
+    return out

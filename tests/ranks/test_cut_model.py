@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from surefoot.core.sections import ModelSection, ParallelSection
-from surefoot.model.build import build_model, cut_plan, materialise
+from surefoot.model.build import build_model, materialise
 from surefoot.model.loss import loss_of, loss_sum
-from surefoot.parallel.cut import cut
-from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
-from surefoot.tensors.world import join_world
+from tests.ranks.cutting import cut_model, world_of
 
 RunRanks = Callable[..., list[Any]]
 
@@ -42,17 +38,7 @@ def atom(index: int) -> Batch:
 
 
 def gradients_on_ranks(*, rank: int, world_size: int, section: ModelSection, parallel: ParallelSection) -> None:
-    model = build_model(section, VOCAB_SIZE, seed=4)
-    model_cut = cut(
-        model,
-        place_of(parallel, rank=rank, world_size=world_size),
-        plan=cut_plan(model),
-        parallel=parallel,
-        materialise=partial(materialise, seed=4, device=CPU),
-        world=join_world(device=CPU, collective_limit_s=60.0),
-        autocast=nullcontext(),
-        collective_limit_s=60.0,
-    )
+    model_cut = cut_model(section, parallel, world=world_of(world_size), vocab_size=VOCAB_SIZE)
     atoms = [atom(micro_step * world_size + rank) for micro_step in range(2)]
     assert model_cut.runner.run(atoms, start=lambda _: None, loss=loss_of).item() > 0
 

@@ -35,10 +35,8 @@ from surefoot.core.sections import (
     RunConfig,
     RunSection,
     ScheduleSection,
-    SourceSection,
     TrainSection,
 )
-from surefoot.data.prepare import prepare
 from surefoot.model.loss import LossSums, loss_of
 from surefoot.observe.ledger import read_ledger
 from surefoot.parallel import exact
@@ -52,16 +50,6 @@ from surefoot.train.step import train_step
 RunRanks = Callable[..., list[Any]]
 
 NUM_STEPS = 8
-
-
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
 
 
 class Spread(nn.Module):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,12 @@ import torch.distributed as dist
 
 from surefoot.core.errors import PeerLost
 from surefoot.core.sections import LaunchSection, ModelSection, ParallelSection
-from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.loss import loss_of
-from surefoot.parallel.cut import cut
-from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import Batch
 from surefoot.tensors.flight import MAX_COLLECTIVES, evidence_path, keep_evidence_at, last_collectives
 from surefoot.tensors.process_group import connected
 from surefoot.tensors.world import World, gather_words, join_world, reduce_sum
+from tests.ranks.cutting import cut_model
 
 RunRanks = Callable[..., list[Any]]
 
@@ -31,17 +27,8 @@ LIMIT_S = 77.0
 
 
 def train_once(world: World, parallel: ParallelSection) -> None:
-    model = build_model(ModelSection(num_layers=1, d_model=16, num_heads=2, d_ff=16), 64, seed=4)
-    model_cut = cut(
-        model,
-        place_of(parallel, rank=world.rank, world_size=world.size),
-        parallel=parallel,
-        plan=cut_plan(model),
-        materialise=partial(materialise, seed=4, device=CPU),
-        world=world,
-        autocast=nullcontext(),
-        collective_limit_s=LIMIT_S,
-    )
+    section = ModelSection(num_layers=1, d_model=16, num_heads=2, d_ff=16)
+    model_cut = cut_model(section, parallel, world=world, vocab_size=64, collective_limit_s=LIMIT_S)
     zeros = torch.zeros(1, 4, dtype=torch.int64)
     atom = Batch(zeros, zeros, torch.arange(4)[None], zeros, zeros[0, :1], num_live_tokens=4, atom=0)
     model_cut.runner.run([atom], start=lambda _: None, loss=loss_of)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from surefoot.core.records import StepReport
 from surefoot.core.sections import (
     CheckpointSection,
     DataSection,
@@ -20,30 +17,16 @@ from surefoot.core.sections import (
     RunConfig,
     RunSection,
     ScheduleSection,
-    SourceSection,
     TrainSection,
 )
-from surefoot.data.prepare import prepare
 from surefoot.observe.ledger import read_ledger
-from surefoot.train.loop import open_run, training_steps
-from surefoot.train.sample import text_sample
-from surefoot.train.step import train_step
+from tests.ranks.training import all_reports, compare_reports, ledgered_digest, stop_after
 
 RunRanks = Callable[..., list[Any]]
 
 ONE, TP2, CP2 = ParallelSection(), ParallelSection(tp=2), ParallelSection(cp=2)
 TP2_FSDP2 = replace(TP2, dp_shard=2)
 SAVE_STEPS = 2
-
-
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
 
 
 def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_steps: int = 6) -> RunConfig:
@@ -58,37 +41,12 @@ def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_s
     )
 
 
-def all_reports(*, rank: int, world_size: int, config: RunConfig) -> tuple[list[StepReport], str]:
-    with open_run(config) as (parts, guard):
-        guard.restore()
-        reports = []
-        while guard.begin():
-            reports.append(train_step(parts, guard))
-        return reports, text_sample(parts, num_tokens=5)
-
-
-def stop_after(*, rank: int, world_size: int, config: RunConfig, stop_step: int) -> None:
-    for report in training_steps(config):
-        if report.step == stop_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def ledgered_digest(run_dir: Path) -> str:
-    return str(read_ledger(run_dir / "ledger.jsonl")[-1].fields["state_digest"])
-
-
 @pytest.mark.parametrize("parallel", [TP2, CP2], ids=["tp", "cp"])
 def test_it_trains_as_one_process_does(run_ranks: RunRanks, data_dir: Path, tmp_path: Path, parallel: ParallelSection) -> None:
     ((alone, sample),) = run_ranks(all_reports, 1, init=False, config=config_of(data_dir, tmp_path / "one", ONE))
     for reports, text in run_ranks(all_reports, 2, init=False, config=config_of(data_dir, tmp_path / "two", parallel)):
         assert text == sample
-        for report, expected in zip(reports, alone, strict=True):
-            # float32 sums in another order
-            assert report.loss == pytest.approx(expected.loss, abs=1e-5)
-            assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
-            assert report.val_loss == (pytest.approx(expected.val_loss, abs=1e-5) if expected.val_loss is not None else None)
-            assert report.num_live_tokens == expected.num_live_tokens
-            assert report.next_sample == expected.next_sample
+        compare_reports(reports, alone)
 
 
 @pytest.mark.parametrize("parallel", [TP2, CP2], ids=["tp", "cp"])

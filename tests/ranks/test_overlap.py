@@ -7,7 +7,6 @@ import runpy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from surefoot.core.sections import ModelSection, ParallelSection
-from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.loss import loss_of
-from surefoot.parallel.cut import cut
-from surefoot.parallel.mesh import place_of
 from surefoot.parallel.reductions import Reductions
 from surefoot.parallel.running import Sequential
 from surefoot.parallel.sharded import shard
 from surefoot.tensors.batch import Batch
-from surefoot.tensors.world import join_world
+from tests.ranks.cutting import cut_model, world_of
 
 RunRanks = Callable[..., list[Any]]
 
@@ -39,18 +35,8 @@ SEQ_LEN = 64
 overlap_of = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "overlap.py"))["overlap_of"]
 
 
-def runner_here(parallel: ParallelSection, *, rank: int, world_size: int) -> tuple[torch.nn.Module, Sequential]:
-    model = build_model(SECTION, 256, seed=4)
-    model_cut = cut(
-        model,
-        place_of(parallel, rank=rank, world_size=world_size),
-        parallel=parallel,
-        plan=cut_plan(model),
-        materialise=partial(materialise, seed=4, device=CPU),
-        world=join_world(device=CPU, collective_limit_s=60.0),
-        autocast=nullcontext(),
-        collective_limit_s=60.0,
-    )
+def runner_here(parallel: ParallelSection, *, world_size: int) -> tuple[torch.nn.Module, Sequential]:
+    model_cut = cut_model(SECTION, parallel, world=world_of(world_size), vocab_size=256)
     assert isinstance(model_cut.runner, Sequential)
     return model_cut.module, model_cut.runner
 
@@ -67,7 +53,7 @@ def atoms_of(rank: int) -> list[Batch]:
 
 def trace(*, rank: int, world_size: int, folder: Path, waits: bool) -> None:
     """Without `reductions` nobody lets a reduction go on, so each is waited for where it is begun: the control."""
-    _, runner = runner_here(ParallelSection(dp_shard=2), rank=rank, world_size=world_size)
+    _, runner = runner_here(ParallelSection(dp_shard=2), world_size=world_size)
     if waits:
         runner = replace(runner, reductions=None)
     runner.run(atoms_of(rank), start=lambda _: None, loss=loss_of)
@@ -88,7 +74,7 @@ def test_reductions_of_a_unit_run_while_the_backward_of_another_computes(run_ran
 
 def gradients(*, rank: int, world_size: int, stage: Any, waits: bool) -> list[torch.Tensor]:
     """Shards after two steps without clearing between them: results are added to gradients that are there."""
-    module, runner = runner_here(ParallelSection(dp_shard=2, zero_stage=stage), rank=rank, world_size=world_size)
+    module, runner = runner_here(ParallelSection(dp_shard=2, zero_stage=stage), world_size=world_size)
     if waits:
         runner = replace(runner, reductions=None)
     for _ in range(2):

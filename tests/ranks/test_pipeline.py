@@ -6,7 +6,6 @@ import math
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,15 +19,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
 from surefoot.guard.counting import agree_dealt
-from surefoot.model.build import build_model, cut_plan, materialise
+from surefoot.model.build import build_model
 from surefoot.model.loss import loss_of
 from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
 from surefoot.parallel.clip import scale_gradients
-from surefoot.parallel.cut import Cut, cut
-from surefoot.parallel.mesh import place_of
+from surefoot.parallel.cut import Cut
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
-from surefoot.tensors.world import World, join_world, single_world, told_apart
+from surefoot.tensors.world import World, told_apart
 from surefoot.train.optimizers import build_optimizer
+from tests.ranks.cutting import cut_model, world_of
 
 RunRanks = Callable[..., list[Any]]
 
@@ -60,22 +59,8 @@ def atoms_of(step: int, *, data_rank: int, num_data_ranks: int) -> list[Batch]:
     return [atom_of(step, micro_step * num_data_ranks + data_rank) for micro_step in range(num_micro_steps)]
 
 
-def world_of(world_size: int) -> World:
-    return join_world(device=CPU, collective_limit_s=60.0) if world_size > 1 else single_world(CPU)
-
-
 def cut_here(section: ModelSection, parallel: ParallelSection, dtype: torch.dtype, *, world: World) -> Cut:
-    model = build_model(section, VOCAB_SIZE, seed=4).to(dtype)
-    return cut(
-        model,
-        place_of(parallel, rank=world.rank, world_size=world.size),
-        plan=cut_plan(model),
-        parallel=parallel,
-        materialise=partial(materialise, seed=4, device=CPU),
-        world=world,
-        autocast=nullcontext(),
-        collective_limit_s=60.0,
-    )
+    return cut_model(section, parallel, world=world, vocab_size=VOCAB_SIZE, dtype=dtype)
 
 
 def train(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.core.records import StepReport
 from surefoot.core.sections import (
     CheckpointSection,
     DataSection,
@@ -20,14 +17,10 @@ from surefoot.core.sections import (
     RunConfig,
     RunSection,
     ScheduleSection,
-    SourceSection,
     TrainSection,
 )
-from surefoot.data.prepare import prepare
-from surefoot.observe.ledger import read_ledger
-from surefoot.train.loop import open_run, training_steps
-from surefoot.train.sample import text_sample
-from surefoot.train.step import train_step
+from surefoot.train.loop import open_run
+from tests.ranks.training import all_reports, compare_reports, ledgered_digest, stop_after
 
 RunRanks = Callable[..., list[Any]]
 
@@ -35,16 +28,6 @@ ONE = ParallelSection()
 PP2 = ParallelSection(pp=2)
 FSDP2 = ParallelSection(dp_shard=2)
 INTERLEAVED_2X2 = ParallelSection(pp=2, dp_shard=2, pp_schedule="interleaved")
-
-
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
 
 
 def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_steps: int = 6, tied: bool = True) -> RunConfig:
@@ -67,25 +50,6 @@ def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_s
     )
 
 
-def all_reports(*, rank: int, world_size: int, config: RunConfig) -> tuple[list[StepReport], str]:
-    with open_run(config) as (parts, guard):
-        guard.restore()
-        reports = []
-        while guard.begin():
-            reports.append(train_step(parts, guard))
-        return reports, text_sample(parts, num_tokens=5)
-
-
-def stop_after(*, rank: int, world_size: int, config: RunConfig, stop_step: int) -> None:
-    for report in training_steps(config):
-        if report.step == stop_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def ledgered_digest(run_dir: Path) -> str:
-    return str(read_ledger(run_dir / "ledger.jsonl")[-1].fields["state_digest"])
-
-
 @pytest.mark.parametrize(("parallel", "tied"), [(PP2, True), (INTERLEAVED_2X2, False)], ids=["1f1b-tied", "interleaved-sharded-untied"])
 def test_a_pipeline_trains_as_one_process_does(
     run_ranks: RunRanks, data_dir: Path, tmp_path: Path, parallel: ParallelSection, tied: bool
@@ -94,11 +58,7 @@ def test_a_pipeline_trains_as_one_process_does(
     config = config_of(data_dir, tmp_path / "many", parallel, tied=tied)
     for reports, text in run_ranks(all_reports, parallel.num_ranks, init=False, config=config):
         assert text == sample
-        for report, expected in zip(reports, alone, strict=True):
-            assert report.loss == pytest.approx(expected.loss, abs=1e-5)
-            assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
-            assert report.val_loss == (pytest.approx(expected.val_loss, abs=1e-5) if expected.val_loss is not None else None)
-            assert report.num_live_tokens == expected.num_live_tokens
+        compare_reports(reports, alone)
 
 
 def test_a_crashed_pipeline_ends_with_the_bits_of_an_undisturbed_one(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:

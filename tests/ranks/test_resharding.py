@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,11 @@ from surefoot.checkpoint.verify import verify
 from surefoot.core.errors import CheckpointError
 from surefoot.core.records import Manifest
 from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
-from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.loss import loss_of
-from surefoot.parallel.cut import cut
-from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import Batch
-from surefoot.tensors.world import World, join_world, single_world
+from surefoot.tensors.world import World
 from surefoot.train.optimizers import build_optimizer
+from tests.ranks.cutting import cut_model, world_of
 
 RunRanks = Callable[..., list[Any]]
 
@@ -35,10 +31,6 @@ CPU = torch.device("cpu")
 VOCAB_SIZE = 92
 SECTION = ModelSection(num_layers=4, d_model=24, num_heads=2, d_ff=20, init_std=0.1, tie_embeddings=False)
 TIED = ModelSection(num_layers=4, d_model=24, num_heads=2, d_ff=20, init_std=0.1, tie_embeddings=True)
-
-
-def world_of(world_size: int) -> World:
-    return join_world(device=CPU, collective_limit_s=60.0) if world_size > 1 else single_world(CPU)
 
 
 def draft(name: str) -> Manifest:
@@ -52,17 +44,7 @@ def draft(name: str) -> Manifest:
 def build(
     section: ModelSection, parallel: ParallelSection, world: World, *, seed: int, num_steps: int
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = build_model(section, VOCAB_SIZE, seed=seed)
-    made = cut(
-        model,
-        place_of(parallel, rank=world.rank, world_size=world.size),
-        plan=cut_plan(model),
-        parallel=parallel,
-        materialise=partial(materialise, seed=seed, device=CPU),
-        world=world,
-        autocast=nullcontext(),
-        collective_limit_s=60.0,
-    )
+    made = cut_model(section, parallel, world=world, vocab_size=VOCAB_SIZE, seed=seed)
     optimizer = build_optimizer(made.module, OptimizerSection(lr=0.01))
     for step in range(num_steps):
         tokens_BS = torch.randint(0, VOCAB_SIZE, (1, 8), generator=torch.Generator().manual_seed(step))

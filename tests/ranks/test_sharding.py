@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +13,11 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from surefoot.core.sections import ModelSection, ParallelSection
-from surefoot.model.build import build_model, cut_plan, materialise
+from surefoot.model.build import build_model, materialise
 from surefoot.model.loss import loss_of, loss_sum
-from surefoot.parallel.cut import Cut, cut
-from surefoot.parallel.mesh import place_of
+from surefoot.parallel.cut import Cut
 from surefoot.tensors.batch import Batch
-from surefoot.tensors.world import join_world
+from tests.ranks.cutting import cut_model, world_of
 
 RunRanks = Callable[..., list[Any]]
 
@@ -62,18 +59,8 @@ def atom(index: int) -> Batch:
     )
 
 
-def cut_here(parallel: ParallelSection, *, rank: int, world_size: int, section: ModelSection = SECTION) -> Cut:
-    model = build_model(section, VOCAB_SIZE, seed=4)
-    return cut(
-        model,
-        place_of(parallel, rank=rank, world_size=world_size),
-        parallel=parallel,
-        plan=cut_plan(model),
-        materialise=partial(materialise, seed=4, device=CPU),
-        world=join_world(device=CPU, collective_limit_s=60.0),
-        autocast=nullcontext(),
-        collective_limit_s=60.0,
-    )
+def cut_here(parallel: ParallelSection, *, world_size: int, section: ModelSection = SECTION) -> Cut:
+    return cut_model(section, parallel, world=world_of(world_size), vocab_size=VOCAB_SIZE)
 
 
 def local_bytes(tensors: list[torch.Tensor]) -> int:
@@ -89,7 +76,7 @@ def held_here(module: nn.Module, shards: list[nn.Parameter]) -> Held:
 
 def one_step(*, rank: int, world_size: int, parallel: ParallelSection) -> Seen:
     """The second step: in the first, torch still sets up. Its gradients are compared with those of one process."""
-    model_cut = cut_here(parallel, rank=rank, world_size=world_size)
+    model_cut = cut_here(parallel, world_size=world_size)
     shards = list(model_cut.module.parameters())
     atoms = [atom(micro_step * world_size + rank) for micro_step in range(MICRO_STEPS)]
     model_cut.runner.run(atoms, start=lambda _: None, loss=loss_of)
@@ -140,7 +127,7 @@ def test_a_stage_holds_and_sends_what_it_promises(run_ranks: RunRanks, copies: i
 
 def gradients_of(*, rank: int, world_size: int, parallel: ParallelSection) -> list[torch.Tensor]:
     """This rank's shards after one step."""
-    model_cut = cut_here(parallel, rank=rank, world_size=world_size)
+    model_cut = cut_here(parallel, world_size=world_size)
     atoms = [atom(micro_step * world_size + rank) for micro_step in range(2)]
     model_cut.runner.run(atoms, start=lambda _: None, loss=loss_of)
     gradients = [parameter.grad for parameter in model_cut.module.parameters()]

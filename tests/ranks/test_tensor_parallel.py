@@ -30,8 +30,9 @@ from surefoot.parallel.cut import Cut, cut
 from surefoot.parallel.mesh import place_of
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
 from surefoot.tensors.digest import combine, local_box, tensor_digest
-from surefoot.tensors.world import World, join_world, single_world
+from surefoot.tensors.world import World
 from surefoot.train.optimizers import build_optimizer
+from tests.ranks.cutting import cut_model, world_of
 
 RunRanks = Callable[..., list[Any]]
 
@@ -96,22 +97,9 @@ def atoms_of(step: int, *, data_rank: int, num_data_ranks: int) -> list[Batch]:
     return [atom_of(step, micro_step * num_data_ranks + data_rank) for micro_step in range(num_micro_steps)]
 
 
-def world_of(world_size: int) -> World:
-    return join_world(device=CPU, collective_limit_s=60.0) if world_size > 1 else single_world(CPU)
-
-
 def cut_here(section: ModelSection, parallel: ParallelSection, *, world: World, precision: Literal["fp32", "bf16"] = "fp32") -> Cut:
-    model = build_model(section, VOCAB_SIZE, seed=3)
-    return cut(
-        model,
-        place_of(parallel, rank=world.rank, world_size=world.size),
-        plan=cut_plan(model),
-        parallel=parallel,
-        materialise=partial(materialise, seed=3, device=CPU),
-        world=world,
-        autocast=autocast_context(precision, CPU, cpu_capabilities={"avx512_bf16": True}),
-        collective_limit_s=60.0,
-    )
+    autocast = autocast_context(precision, CPU, cpu_capabilities={"avx512_bf16": True})
+    return cut_model(section, parallel, world=world, vocab_size=VOCAB_SIZE, seed=3, autocast=autocast)
 
 
 Told = list[tuple[float, float]]

@@ -27,26 +27,14 @@ from surefoot.core.sections import (
     RunConfig,
     RunSection,
     ScheduleSection,
-    SourceSection,
     TrainSection,
 )
-from surefoot.data.prepare import prepare
 from surefoot.observe.ledger import read_ledger
 from surefoot.tensors.digest import tensor_digest
 from surefoot.train.loop import open_run, training_steps
 from surefoot.train.step import Parts, train_step
 
 RunRanks = Callable[..., list[Any]]
-
-
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
 
 
 def config_of(data_dir: Path, run_dir: Path, **parts: Any) -> RunConfig:

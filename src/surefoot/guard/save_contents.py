@@ -67,11 +67,8 @@ class SaveContents:
             if is_peer_failure(found):
                 raise
             logger.exception("rank %d cannot take part in the save %s", self._world.rank, checkpoint)
-            where, hint = (
-                "the state to save",
-                "a state_dict, a hook of one or the data's cursor raised it; its traceback is in this rank's log",
-            )
-            error = CheckpointError(f"{type(found).__name__}: {found}", where=where, hint=hint)
+            hint = "a state_dict, a hook of one or the data's cursor raised it; its traceback is in this rank's log"
+            error = CheckpointError(f"{type(found).__name__}: {found}", where="the state to save", hint=hint)
             error.__cause__ = found
         return Contents(draft, live, extras, error)
 

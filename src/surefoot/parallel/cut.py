@@ -64,37 +64,36 @@ def cut(
     With `exact_sums` whole copies are a mesh too: DDP adds up in float32.
     """
     uses = Uses(model) if exact_sums else None
-    sums_dtype = torch.float64 if exact_sums else None
-    if place.sizes["dp_replicate"] < world.size or (exact_sums and world.size > 1):
-        warn_of_placement(place, ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
-        mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
-        part = _cut_layers(model, mesh, place, plan=plan)
+    if place.sizes["dp_replicate"] == world.size and not (exact_sums and world.size > 1):
         recompute(_blocks(model, plan), mode=parallel.recompute)
-        if place.sizes["pp"] > 1:
-            own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast, sums_dtype=sums_dtype)
-            materialise(own)
-            pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
-            return _exactly(Cut(own, place, _over_part(pipeline, part, place)), uses, roots=stages, world=world)
-        is_whole = place.sizes["dp_shard"] * place.sizes["cp"] == 1
-        # Gathering a whole copy is copying it once more: with exact sums, where DDP would not, once a step.
-        frees_parameters = parallel.zero_stage == 3 and not (exact_sums and is_whole)
-        units = [model.get_submodule(name) for name in plan.units]
-        root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
         materialise(model)
-        runner = Sequential(
-            model,
-            world.device,
-            autocast,
-            reduces_each_micro_step=parallel.zero_stage > 1 and not exact_sums,
-            frees_parameters=frees_parameters,
-            reductions=Reductions(root) if world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 and not exact_sums else None,
-        )
-        return _exactly(Cut(model, place, _over_part(runner, part, place)), uses, roots=[model], world=world)
+        forward = replicate(model, device=world.device) if world.size > 1 else model
+        whole = Cut(model, place, Sequential(forward, world.device, autocast), needs_rehearsal=world.size > 1)
+        return _exactly(whole, uses, roots=[], world=world)
+    warn_of_placement(place, ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+    mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
+    part = _cut_layers(model, mesh, place, plan=plan)
     recompute(_blocks(model, plan), mode=parallel.recompute)
+    sums_dtype = torch.float64 if exact_sums else None
+    if place.sizes["pp"] > 1:
+        own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast, sums_dtype=sums_dtype)
+        materialise(own)
+        pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
+        return _exactly(Cut(own, place, _over_part(pipeline, part, place)), uses, roots=stages, world=world)
+    frees_parameters = parallel.zero_stage == 3
+    units = [model.get_submodule(name) for name in plan.units]
+    root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
     materialise(model)
-    if world.size == 1:
-        return _exactly(Cut(model, place, Sequential(model, world.device, autocast)), uses, roots=[], world=world)
-    return Cut(model, place, Sequential(replicate(model, device=world.device), world.device, autocast), needs_rehearsal=True)
+    goes_on_beside = world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 and not exact_sums
+    runner = Sequential(
+        model,
+        world.device,
+        autocast,
+        reduces_each_micro_step=parallel.zero_stage > 1 and not exact_sums,
+        frees_parameters=frees_parameters,
+        reductions=Reductions(root) if goes_on_beside else None,
+    )
+    return _exactly(Cut(model, place, _over_part(runner, part, place)), uses, roots=[model], world=world)
 
 
 def _blocks(model: nn.Module, plan: CutPlan) -> list[nn.Module]:
