@@ -16,6 +16,7 @@ from pathlib import Path
 
 from surefoot.checkpoint.slot import Slot, SlotState
 from surefoot.checkpoint.upload import Uploader
+from surefoot.launch.process import let_others_first
 
 LIMIT_S = 600.0
 
@@ -64,6 +65,7 @@ def was_read_back(slot: Slot) -> bool:
 
 
 def main() -> None:
+    let_others_first()
     slots = []
     for told in sys.argv[2:]:
         rank, number, fd = map(int, told.split(":"))

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from surefoot.core.sections import ModelSection, ParallelSection
 from surefoot.model.build import build_model, cut_plan, materialise
@@ -48,3 +49,8 @@ def cut_model(
         autocast=autocast or nullcontext(),
         collective_limit_s=collective_limit_s,
     )
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """What of it is on this rank."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

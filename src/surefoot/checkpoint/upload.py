@@ -78,7 +78,7 @@ class _Job:
 
 
 class Uploader:
-    """Takes up what is staged in `slots`, and ends with each slot COMMITTED or FAILED. One thread of one process may call it.
+    """Takes up what is staged in `slots`, and ends with each slot COMMITTED or FAILED. One process may call it, from one thread at a time.
 
     A loop around it: call `step()`; when it says that there was nothing to do, wait for a sign from the ranks or a few hundredths of a
     second, and call it again. `step` blocks on storage only. After the ranks of a generation are gone, `drain(..., ranks_are_gone=True)`

@@ -1,5 +1,8 @@
 """The uploader: brings what ranks staged in the agent's memory to disk, outside of their loops. `python -m surefoot.cli.uploader`, an aide.
 
+While ranks train its work is done by a thread that lets them have the cores first: where each core computes, a thread that loses its turn
+has all others wait. A drain, for which others do wait, is done by the main thread.
+
 No torch. It may be killed at any time: the next one finds in the slots what is not committed yet, and uploads it anew.
 """
 
@@ -8,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from surefoot.checkpoint.slot import Slot, SlotState
@@ -18,6 +22,7 @@ from surefoot.core.clock import SystemClock
 from surefoot.core.errors import CheckpointError, PeerLost
 from surefoot.guard.account import Account
 from surefoot.launch.aide_duty import Duty
+from surefoot.launch.process import let_others_first
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
 from surefoot.observe.run_dir import CONFIG_NAME
@@ -65,16 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         on_read_back=account.read_back,
         on_failed=account.not_committed,
     )
-    while not duty.is_over and not account.is_fenced:
-        worked = uploader.step()
-        account.write()
-        request = duty.wait(0.0 if worked else _LOOK_INTERVAL_S)
-        if request is not None:
-            # The ranks of the next generation wait for commits; what is read back meanwhile they need not wait for.
-            failures = uploader.drain(limit_s=request.limit_s, ranks_are_gone=True, read_back=False)
-            if not account.write():
-                failures.append("the ledger could not be written: the next restore adopts what it lacks")
-            duty.drained(request, failures=failures)
+    with ThreadPoolExecutor(max_workers=1, initializer=let_others_first) as behind_the_ranks:
+        while not duty.is_over and not account.is_fenced:
+            worked = behind_the_ranks.submit(uploader.step).result()
+            account.write()
+            request = duty.wait(0.0 if worked else _LOOK_INTERVAL_S)
+            if request is not None:
+                # The ranks of the next generation wait for commits; what is read back meanwhile they need not wait for.
+                failures = uploader.drain(limit_s=request.limit_s, ranks_are_gone=True, read_back=False)
+                if not account.write():
+                    failures.append("the ledger could not be written: the next restore adopts what it lacks")
+                duty.drained(request, failures=failures)
     if account.is_fenced:
         return PeerLost.exit_code
     uploader.drain(limit_s=config.checkpoint.upload_limit_s, ranks_are_gone=True)

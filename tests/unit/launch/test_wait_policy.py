@@ -1,4 +1,4 @@
-"""Threads of CPU ranks sleep while they wait, unless the user or a GPU says otherwise."""
+"""Threads of CPU ranks sleep soon while they wait, unless the user or a GPU says otherwise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from surefoot.launch.wait_policy import sees_gpu, wait_policy
 
 
-def test_a_rank_on_the_cpu_waits_asleep() -> None:
-    assert wait_policy({"OMP_NUM_THREADS": "2"}, has_gpu=False) == {"OMP_WAIT_POLICY": "passive"}
+def test_a_rank_on_the_cpu_soon_waits_asleep() -> None:
+    added = wait_policy({"OMP_NUM_THREADS": "2"}, has_gpu=False)
+    assert added == {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
