@@ -147,11 +147,11 @@ def _pipeline_pieces(parallel: ParallelSection) -> Iterator[Refusal]:
 
 
 def _halved_backward(parallel: ParallelSection) -> Iterator[Refusal]:
-    """zero_bubble goes through a block's graph twice: for what enters the block, later for its weights. Under "full" torch computes a block
-    again for each, under "selective" it raises."""
-    if parallel.pp > 1 and parallel.pp_schedule == "zero_bubble" and parallel.recompute == "selective":
-        what = 'recompute = "selective" allows one backward through a block, zero_bubble needs two: for its input and for its weights'
-        yield "parallel.recompute", what, 'use recompute = "full" or "none", or another pp_schedule'
+    """zero_bubble goes through a block's graph several times: for what enters the block, later for each group of its weights. Under "full"
+    torch would compute the block again for each (7 to 13 times were counted), under "selective" it raises."""
+    if parallel.pp > 1 and parallel.pp_schedule == "zero_bubble" and parallel.recompute != "none":
+        what = f'recompute = "{parallel.recompute}" with zero_bubble, whose many backwards through a block would each compute it again'
+        yield "parallel.recompute", what, 'use recompute = "none", or another pp_schedule'
 
 
 def _exact_sums(config: RunConfig) -> Iterator[Refusal]:

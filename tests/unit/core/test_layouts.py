@@ -80,7 +80,13 @@ REFUSED: list[tuple[dict[str, Any], ModelSection, str, str]] = [
     (
         {"pp": 2, "pp_schedule": "zero_bubble", "recompute": "selective"},
         ModelSection(),
-        "zero_bubble needs two: for its input and for its weights",
+        "zero_bubble, whose many backwards through a block",
+        'pp = 2, pp_schedule = "1f1b"',
+    ),
+    (
+        {"pp": 2, "pp_schedule": "zero_bubble", "recompute": "full"},
+        ModelSection(),
+        "zero_bubble, whose many backwards through a block",
         'pp = 2, pp_schedule = "1f1b"',
     ),
     ({"tp": 2, "pp": 2}, ModelSection(factory="a:b"), "how to cut a model of model.factory", "dp_shard = 4"),
