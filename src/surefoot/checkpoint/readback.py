@@ -6,6 +6,7 @@ What the bytes mean, tensor by tensor, is for `verify`.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 from contextlib import suppress
@@ -17,6 +18,8 @@ from surefoot.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from surefoot.checkpoint.sources import FolderSource, check_bytes
 from surefoot.core.errors import CheckpointError, Incomplete
 from surefoot.core.records import Manifest, ManifestFile, Problem
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
 
@@ -135,14 +138,18 @@ def check_file(path: Path, file: ManifestFile) -> Problem | None:
 def drop_cached(path: Path) -> None:
     """Ask the system to forget what it has in memory of the files in the folder `path`; what was not written yet is written first.
 
-    A system that refuses says nothing about the bytes: the read that follows finds out what is there.
+    A system that refuses says nothing about the bytes: the read that follows finds out what is there. After a failed write the memory has
+    what the disk lacks, so that is forgotten too.
     """
     for entry in sorted(path.iterdir()) if hasattr(os, "posix_fadvise") else ():
         if entry.is_file():
             fd = os.open(entry, os.O_RDONLY)
             try:
-                with suppress(OSError):
+                try:
                     os.fsync(fd)
+                except OSError as error:
+                    logger.warning("%s: what the disk has of it is read now: %s", entry, error)
+                with suppress(OSError):
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
