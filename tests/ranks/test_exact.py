@@ -92,6 +92,7 @@ def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, **parts:
             micro_batch_size=2,
             batch_ramp=((0, 6), (12, 14), (26, 20)),
             eval_interval_steps=4,
+            precision=parts.get("precision", "fp32"),
             eval_num_samples=6,
         ),
         optimizer=OptimizerSection(max_grad_norm=parts.get("max_grad_norm", 0.5), lr=3e-3, kernel="foreach"),
@@ -293,6 +294,15 @@ def test_a_unit_that_a_forward_enters_twice_is_refused_by_name_where_it_is_shard
     run_under("alone", run_ranks, data_dir, tmp_path / "alone", model=model, num_steps=1)
     with pytest.raises(AssertionError, match=r"the gradient of blocks\.0 was reduced twice in a step"):
         run_under("fsdp-2", run_ranks, data_dir, tmp_path / "sharded", model=model, num_steps=1)
+
+
+@pytest.mark.campaign  # products of bf16 matrices are slow on many CPUs
+def test_in_bf16_every_layout_gives_one_hash_too(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"precision": "bf16", "model": OURS}
+    layouts = ("alone", "ddp-2", "fsdp-3", "pp-2-interleaved")
+    hashes = {layout: run_under(layout, run_ranks, data_dir, tmp_path / layout, **parts).hash for layout in layouts}
+    assert len(set(hashes.values())) == 1, table(hashes)
+    assert run_under("alone", run_ranks, data_dir, tmp_path / "fp32", model=OURS).hash not in hashes.values()
 
 
 @pytest.mark.campaign
