@@ -208,6 +208,7 @@ def points_of(run_dir: Path, threads: Sequence[str]) -> list[Point]:
     for thread, kind, arguments in calls_of(run_dir):
         counts[thread, kind] += 1
         changes = " = -1 " not in arguments and (kind != "openat" or re.search("O_WRONLY|O_RDWR|O_CREAT", arguments))
+        changes = changes and f'"{run_dir}/checkpoints",' not in arguments  # there already, which a line cut in two does not show
         if changes and (f"{run_dir}/checkpoints" in arguments or f"{run_dir}/ledger" in arguments):
             assert thread in threads, f"a thread that began later calls {kind}({arguments}"
             points.add(Point(threads.index(thread), kind, counts[thread, kind]))
