@@ -262,7 +262,7 @@ def gathers_of_units(parallel: ParallelSection, stage: Stage) -> tuple[int, int]
     if parallel.pp == 1:
         return ATOMS_SEEN * (2 * num_units - 1), ATOMS_SEEN * (2 * num_units - 1)
     # A forward frees what it used; a backward of a pipeline does not, so the next forward finds it.
-    return num_units, 2 * ATOMS_SEEN * num_units
+    return num_units + stage.num_blocks, 2 * ATOMS_SEEN * num_units
 
 
 _ALONE: dict[tuple[ModelSection, bool], Seen] = {}
@@ -293,6 +293,7 @@ def against_one_process(run_ranks: RunRanks, row: Row, *, in_ci: bool) -> None:
 def distance(told: Told, wanted: Told) -> float:
     """The largest relative difference of a loss or a norm."""
     assert len(told) == len(wanted)
+    assert all(map(math.isfinite, itertools.chain.from_iterable(told)))
     return max(abs(one / other - 1.0) for step, same in zip(told, wanted, strict=True) for one, other in zip(step, same, strict=True))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from typing import Any
 
 from surefoot.core.sections import ModelSection, ParallelSection, RunConfig
@@ -202,20 +203,25 @@ def _shards(parallel: ParallelSection) -> bool:
 
 
 def _candidates(now: ParallelSection) -> Iterator[ParallelSection]:
-    """Every product of the axes that has as many ranks, under the schedule as it is, with its fewest pieces, and under the default one."""
+    """Every product of the axes that has as many ranks: under the schedule as it is, with its fewest pieces, under another with pieces, and
+    under the default one; recomputing as now, and not at all."""
     schedules = {(now.pp_schedule, now.pp_chunks): None, (now.pp_schedule, 0): None, ("1f1b", 0): None}
+    if now.pp_schedule == "zero_bubble":
+        schedules |= {("interleaved", now.pp_chunks): None}
+    recomputes = dict.fromkeys([now.recompute, "none"] if now.pp_schedule == "zero_bubble" else [now.recompute])
     for sizes in _factorizations(now.num_ranks, len(LAYOUT_AXES)):
-        for schedule, chunks in schedules:
-            axes: dict[str, Any] = dict(zip(LAYOUT_AXES, sizes, strict=True))
-            yield replace(now, **axes, pp_schedule=schedule, pp_chunks=chunks)
+        for recompute, (schedule, chunks) in product(recomputes, schedules):
+            settings: dict[str, Any] = dict(zip(LAYOUT_AXES, sizes, strict=True))
+            settings |= {"pp_schedule": schedule, "pp_chunks": chunks, "recompute": recompute}
+            yield replace(now, **settings)
 
 
-def _factorizations(product: int, num_factors: int) -> Iterator[tuple[int, ...]]:
+def _factorizations(number: int, num_factors: int) -> Iterator[tuple[int, ...]]:
     if num_factors == 1:
-        yield (product,)
+        yield (number,)
         return
-    for first in _divisors(product):
-        for rest in _factorizations(product // first, num_factors - 1):
+    for first in _divisors(number):
+        for rest in _factorizations(number // first, num_factors - 1):
             yield (first, *rest)
 
 
@@ -238,7 +244,7 @@ def _shown(parallel: ParallelSection, now: ParallelSection) -> str:
     axes = [f"{axis} = {getattr(parallel, axis)}" for axis in LAYOUT_AXES if getattr(parallel, axis) > 1]
     others = [
         f"{setting} = {value!r}".replace("'", '"')
-        for setting in ("pp_schedule", "pp_chunks")
+        for setting in ("pp_schedule", "pp_chunks", "recompute")
         if (value := getattr(parallel, setting)) != getattr(now, setting)
     ]
     return ", ".join([*axes, *others]) or "every axis 1"

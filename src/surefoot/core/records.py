@@ -122,9 +122,10 @@ class SkipUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Redo:
-    """The exact grid overflowed: the same batch with the same keys on a coarser grid. Never returned to a foreign loop."""
+    """Gradients did not suit their exact grid: the same batch with the same keys on another. Never returned to a foreign loop."""
 
     reason: str
+    rule: str = "grid_overflow"
     proceeds = False
 
 

@@ -239,7 +239,7 @@ class Guard:
             self._state.tokens += signals.num_live_tokens
             self._compare_with_record(signals)
         for redo in self._state.numerics.take_redos() if self._state.numerics is not None else ():
-            self._recorder.ledger(Event.STEP_REDONE, rule="grid_overflow", reason=redo.reason)
+            self._recorder.ledger(Event.STEP_REDONE, rule=redo.rule, reason=redo.reason)
         if isinstance(action, SkipUpdate):
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
         with self._times.measure("save_s"):

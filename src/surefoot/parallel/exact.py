@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import GradientBound, Redo
+from surefoot.parallel.buffers import keep_buffers
 from surefoot.parallel.running import Loss, Runner, Sums
 from surefoot.tensors.batch import Batch
 from surefoot.tensors.exact_sum import round_sum_addend
@@ -33,6 +34,10 @@ from surefoot.tensors.world import World, reduce_max
 HEADROOM_BITS = 6
 """A gradient may grow 64-fold from one step to the next, or the batch by a ramp, before its grid overflows. That leaves 40 bits below the
 largest gradient of an atom where 64 of them are added: more than the 24 of a float32, for Adam looks at each element by itself."""
+
+COARSE_BITS = 16
+"""A gradient may shrink so many times twofold before its step is computed again with a finer grid. Of the 40 bits 24 are left then, as many
+as a float32 has; after the spike of one step the next would else see its gradients rounded away."""
 
 MAX_REDOS = 3
 """The second computation meets the gradients that its units were made for. More are needed only where a model does not repeat its bits."""
@@ -134,15 +139,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class NextUnits:
-    """`exponents` are for the next computation, of this step or of the next one. `overflowed` and `unknown` ask for this one again."""
+    """`exponents` are for the next computation, of this step or of the next one. The other three ask for this one again."""
 
     exponents: Mapping[str, int | None]
     overflowed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    too_coarse: tuple[str, ...] = ()
 
     @property
     def must_redo(self) -> bool:
-        return bool(self.overflowed or self.unknown)
+        return bool(self.overflowed or self.unknown or self.too_coarse)
 
 
 def next_units(exponents: Mapping[str, int | None], seen: Mapping[str, Seen]) -> NextUnits:
@@ -159,7 +165,8 @@ def next_units(exponents: Mapping[str, int | None], seen: Mapping[str, Seen]) ->
         following[name] = unit_exponent(tensor.largest, num_addends=tensor.num_addends, headroom_bits=HEADROOM_BITS)
     known = {name: exponent for name in nonzero if (exponent := exponents[name]) is not None}
     overflowed = (name for name, unit in known.items() if not fits(seen[name].largest, num_addends=seen[name].num_addends, exponent=unit))
-    return NextUnits(following, tuple(overflowed), tuple(name for name in nonzero if name not in known))
+    too_coarse = (name for name, unit in known.items() if unit - (following[name] or 0) > COARSE_BITS)
+    return NextUnits(following, tuple(overflowed), tuple(name for name in nonzero if name not in known), tuple(too_coarse))
 
 
 class ExactSums:
@@ -230,7 +237,7 @@ class ExactRunner:
 
     def run(self, atoms: Sequence[Batch], *, start: Callable[[Batch], None], loss: Loss) -> torch.Tensor:
         self._gather_once()
-        buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        put_back_buffers = keep_buffers(self._module)
         for num_redos in range(MAX_REDOS + 1):
             nats = self._pass(atoms, start=start, loss=loss)
             seen = self._agree_seen()
@@ -243,9 +250,13 @@ class ExactRunner:
             self._sums.exponents = dict(units.exponents)
             if units.overflowed:
                 self._sums.note(Redo(reason=_overflow_words(units.overflowed, seen)))
+            elif units.too_coarse:
+                self._sums.note(Redo(reason=_coarse_words(units.too_coarse, seen), rule="grid_too_coarse"))
             if num_redos < MAX_REDOS:
-                self._start_anew(buffers)
-        what = f"after {MAX_REDOS} repetitions the gradient of {_first(units.overflowed or units.unknown)} still does not fit its grid"
+                self._clear_gradients()
+                put_back_buffers()
+        unsuited = units.overflowed or units.unknown or units.too_coarse
+        what = f"after {MAX_REDOS} repetitions the gradient of {_first(unsuited)} still does not fit its grid"
         hint = "the same atoms gave other gradients each time: look for what is random or kept beside buffers and torch's generators"
         raise SurefootError(what, where="[numerics] sums = exact", hint=hint)
 
@@ -308,6 +319,8 @@ class ExactRunner:
                 hint="a unit that one forward enters twice must lie inside a larger unit: let the model's shard_units() name that",
             )
         self._reduced_units.add(unit)
+        if total.is_cuda:  # made on the stream of the reductions, and cast on this one: its memory must not go to the next reduction before
+            total.record_stream(torch.cuda.current_stream())
         self._observe(total)
 
     def _observe(self, total: torch.Tensor) -> None:
@@ -351,12 +364,9 @@ class ExactRunner:
             num_nonfinite=sum(not math.isfinite(total) for total in totals),
         )
 
-    def _start_anew(self, buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in self._module.parameters():
             parameter.grad = None
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 def _nats_on_grid(loss: Loss) -> Loss:
@@ -370,6 +380,10 @@ def _nats_on_grid(loss: Loss) -> Loss:
 def _overflow_words(names: Sequence[str], seen: Mapping[str, Seen]) -> str:
     tensor = seen[names[0]]
     return f"the gradient of {_first(names)} grew past its grid: {tensor.num_addends} addends of up to {tensor.largest:.3g}"
+
+
+def _coarse_words(names: Sequence[str], seen: Mapping[str, Seen]) -> str:
+    return f"the gradient of {_first(names)} shrank to {seen[names[0]].largest:.3g}, far below what its grid was made for"
 
 
 def _first(names: Sequence[str]) -> str:

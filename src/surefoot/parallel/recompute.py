@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from surefoot.core.errors import ConfigError
+from surefoot.parallel.buffers import keep_buffers
 
 Mode = Literal["none", "selective", "full"]
 
@@ -88,17 +89,16 @@ class _BuffersUntouched:
         self._block = block
         self._inner = inner
         self._stack = ExitStack()
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._put_back: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
-        self._before = [(buffer, buffer.clone()) for buffer in self._block.buffers()]
+        self._put_back = keep_buffers(self._block)
         self._stack.enter_context(self._inner)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
         try:
             return self._stack.__exit__(kind, error, trace)
         finally:
-            with torch.no_grad():
-                for buffer, before in self._before:
-                    buffer.copy_(before)
-            self._before = []
+            if self._put_back is not None:
+                self._put_back()
+            self._put_back = None

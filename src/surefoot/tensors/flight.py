@@ -47,7 +47,7 @@ def leave_evidence(what: str, error: BaseException) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, strict_json.dumps(_record(what, error), indent=1), durable=False)
-    except OSError as problem:
+    except Exception as problem:  # a sink of evidence: it must not take the place of the error that it is about
         logger.warning("the evidence about a failed collective could not be written: %s", problem)
         return None
     return path

@@ -89,6 +89,12 @@ REFUSED: list[tuple[dict[str, Any], ModelSection, str, str]] = [
         "zero_bubble, whose many backwards through a block",
         'pp = 2, pp_schedule = "1f1b"',
     ),
+    (
+        {"pp": 2, "pp_schedule": "zero_bubble", "pp_chunks": 2, "recompute": "full"},
+        ModelSection(),
+        "zero_bubble, whose many backwards through a block",
+        'pp = 2, pp_schedule = "interleaved"',
+    ),
     ({"tp": 2, "pp": 2}, ModelSection(factory="a:b"), "how to cut a model of model.factory", "dp_shard = 4"),
 ]
 

@@ -261,6 +261,9 @@ def test_the_next_units_follow_from_the_largest_gradient_and_the_number_of_adden
     overflow = next_units(known, fine | {"a": Seen(2.0**12, 2, 0.0)})
     assert (overflow.overflowed, overflow.exponents["a"], overflow.must_redo) == (("a",), 12 + 1 + 6 - 52, True)
     assert next_units(known, fine | {"b": Seen(math.inf, 1, math.inf)}) == NextUnits(known)
+    assert next_units(known, fine | {"a": Seen(2.0**-12, 4, 0.0)}).too_coarse == ()
+    shrunk = next_units(known, fine | {"a": Seen(2.0**-13, 4, 0.0)})
+    assert (shrunk.too_coarse, shrunk.exponents["a"], shrunk.must_redo) == (("a",), -13 + 2 + 6 - 52, True)
 
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
