@@ -14,14 +14,19 @@ from surefoot.launch.signals import LeaveSignals
 
 @pytest.mark.parametrize("number", LEAVE_SIGNALS)
 def test_a_signal_wakes_and_is_named(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with LeaveSignals() as signals:
-        assert signals.take() == []
-        os.kill(os.getpid(), number)
-        assert select.select([signals], [], [], 10.0)[0] == [signals]
-        assert signals.take() == [number]
-        assert signals.take() == []
-    assert signal.getsignal(number) == before
+    own = signal.getsignal(number)
+    before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    signal.signal(number, before)  # whatever started the tests: nohup has SIGHUP ignored
+    try:
+        with LeaveSignals() as signals:
+            assert signals.take() == []
+            os.kill(os.getpid(), number)
+            assert select.select([signals], [], [], 10.0)[0] == [signals]
+            assert signals.take() == [number]
+            assert signals.take() == []
+        assert signal.getsignal(number) == before
+    finally:
+        signal.signal(number, own)
 
 
 def test_two_interrupts_are_two() -> None:
