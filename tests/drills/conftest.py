@@ -21,6 +21,7 @@ from surefoot.observe.live import LiveRecord, read_live
 Answer = TypeVar("Answer")
 
 _HERE = Path(__file__).parent
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # agents inherit it: under nohup they would ignore what is sent to them
 _LIMIT_S = 40.0  # against a hang: everything here takes well below a second on a quiet machine
 
 

@@ -382,7 +382,7 @@ def test_refused_once_at_each_kind_of_call(programs: Programs, undisturbed: Undi
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("effect", ["signal=KILL", "error=EDQUOT"])
+@pytest.mark.parametrize("effect", ["signal=KILL"])
 def test_an_uploader_disturbed_at_each_kind_of_call(programs: Programs, upload_points: list[Point], tmp_path: Path, effect: str) -> None:
     disturb_one = partial(disturb_upload, programs, tmp_path, effect=effect)
     disturb_all(lambda point: disturb_one(point=point), points=sample(upload_points, number=0), effect=effect)
