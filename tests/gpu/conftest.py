@@ -16,10 +16,9 @@ from surefoot.core.sections import (
     RunConfig,
     RunSection,
     ScheduleSection,
-    SourceSection,
     TrainSection,
 )
-from surefoot.data.prepare import prepare
+from tests.texts import prepare_documents
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once per process, and deterministic kernels ask for it
 
@@ -41,12 +40,7 @@ def restored_determinism() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
+    return prepare_documents(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture

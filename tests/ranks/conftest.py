@@ -20,10 +20,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.core.sections import SourceSection
-from surefoot.data.prepare import prepare
 from surefoot.launch.nursery_link import NurseryLink
 from surefoot.launch.wire import RankExit, RankSpec, Ready, Start, Started
+from tests.texts import prepare_documents
 
 _WARM = (
     "torch",
@@ -35,6 +34,7 @@ _WARM = (
     "numpy",
     "pytest",
 )
+
 _WARM_UP_LIMIT_S = 110.0  # 2 s on a quiet machine; imports took 21 s on a loaded one
 _AFTER_FAILURE_S = 5.0  # peers of a dead rank see their sockets reset within 0.1 s
 
@@ -169,9 +169,4 @@ def run_ranks(warm_parent: WarmParent) -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "the quick brown fox jumps over the lazy dog. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
+    return prepare_documents(tmp_path_factory.mktemp("text"))

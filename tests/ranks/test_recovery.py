@@ -31,14 +31,13 @@ from surefoot.core.sections import (
     RunConfig,
     RunSection,
     ScheduleSection,
-    SourceSection,
     TrainSection,
 )
-from surefoot.data.prepare import prepare
 from surefoot.observe.ledger import Ledger, manifest_positions, read_ledger, verify_ledger
 from surefoot.observe.ledger_lines import encode_entry, seal
 from surefoot.tensors.digest import as_hex, box_digest, combine, state_digest
 from surefoot.train.loop import training_steps
+from tests.texts import prepare_documents
 
 RunRanks = Callable[..., list[Any]]
 LAYOUTS = {
@@ -52,12 +51,7 @@ NUM_STEPS = 24
 
 @pytest.fixture(scope="session")
 def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = tmp_path_factory.mktemp("text")
-    for index in range(60):
-        (text / f"{index:02d}.txt").write_text(f"document {index}: " + "pack my box with five dozen liquor jugs. " * (index % 7 + 1))
-    out = text / "prepared"
-    prepare([SourceSection(name="text", files=(str(text),))], out=out, tokenizer="bytes", heldout_fraction=0.1)
-    return out
+    return prepare_documents(tmp_path_factory.mktemp("text"), sentence="pack my box with five dozen liquor jugs. ")
 
 
 def config_of(
