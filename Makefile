@@ -15,12 +15,12 @@ BIN := .venv/bin
 TIMED := scripts/timed
 PYTEST := $(BIN)/python -m pytest -m "not campaign and not gpu"
 
-.PHONY: help gpu install train test check format lint types contracts unit ranks drills fix lock docs bench bench-checkpoint bench-exact bench-overlap campaign
+.PHONY: help gpu install train test check format lint types contracts unit reference ranks drills fix lock docs bench bench-checkpoint bench-exact bench-overlap campaign
 
 help:
 	@echo "make install   .venv with everything, torch included; says first what it downloads"
 	@echo "make train     train a small model on Python's own library; again: resume, or say that it is finished"
-	@echo "make test      unit, ranks and drill tests"
+	@echo "make test      unit, reference, ranks and drill tests"
 	@echo "make check     format, lint, types, contracts, tests: what CI runs"
 	@echo "make fix       format and mend what can be mended"
 	@echo "make bench     the benchmark against a plain loop"
@@ -36,7 +36,7 @@ install:
 train: install
 	@$(BIN)/surefoot train examples/quickstart.toml $(ARGS)
 
-test: unit ranks drills
+test: unit reference ranks drills
 	@echo "not run here: GPU checks (make gpu, docs/gpu-checks.md) and campaigns (make campaign)"
 
 check: format lint types contracts test
@@ -52,6 +52,14 @@ types: install
 
 # Tests of one process each: two at a time. Ranks and drills keep both cores busy by themselves.
 contracts unit: install
+	@$(TIMED) $@ $(PYTEST) -n 2 tests/$@
+
+# Against published data, which the project does not ship: skipped aloud where it is not.
+reference: install
+	@$(TIMED) $@ $(PYTEST) -n 2 tests/$@
+
+# Against published figures, which the project does not ship: skipped aloud where they are not.
+reference: install
 	@$(TIMED) $@ $(PYTEST) -n 2 tests/$@
 
 ranks drills: install

@@ -14,7 +14,9 @@ import pytest
 
 from surefoot.cli.init import STARTER
 from surefoot.cli.verbs import NOT_IN_THIS_RELEASE, VERBS, available_verbs
-from surefoot.config.presets import PRESETS, count_parameters
+from surefoot.config.presets import PRESETS
+from surefoot.core.model_sizes import resolve_sizes
+from surefoot.core.sections import ModelSection
 
 Surefoot = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = {"torch", "pyarrow", "wandb", "tokenizers"}
@@ -174,7 +176,7 @@ def test_init_writes_a_config_that_loads_and_never_overwrites(tmp_path: Path, su
 def test_the_size_that_a_config_tells_is_that_of_its_preset(text: str) -> None:
     told = re.search(r'preset = "quickstart" +# ([\d.]+)M parameters', text)
     assert told
-    assert f"{count_parameters(PRESETS['quickstart'], vocab_size=8192) / 1e6:.1f}" == told[1]
+    assert f"{resolve_sizes(ModelSection(**PRESETS['quickstart']), 8192).num_parameters / 1e6:.1f}" == told[1]
 
 
 def test_init_into_a_file_is_refused(tmp_path: Path, surefoot: Surefoot) -> None:

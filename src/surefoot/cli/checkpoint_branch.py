@@ -17,9 +17,9 @@ from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
+from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import CheckpointRef, Manifest
 from surefoot.core.sections import RunConfig
-from surefoot.model.sizes import resolve_sizes
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, require_run
 
 

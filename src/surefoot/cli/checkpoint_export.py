@@ -98,10 +98,10 @@ def _write(found: Found, out: Path, *, format_: Format) -> list[str]:
 def _write_hf_files(found: Found, manifest: Manifest, out: Path) -> list[str]:
     from tokenizers import Tokenizer as RustTokenizer
 
+    from surefoot.core.model_sizes import resolve_sizes
     from surefoot.data.manifest import TOKENIZER_NAME
     from surefoot.data.tokenizer import load_tokenizer
     from surefoot.model.hf_layout import hf_config
-    from surefoot.model.sizes import resolve_sizes
 
     config = config_of(found)
     tensors = {tensor.key: tensor for tensor in manifest.tensors}

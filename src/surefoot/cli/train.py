@@ -26,6 +26,7 @@ from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, CheckpointError, ConfigError, DataError, Preempted
 from surefoot.core.events import Event
 from surefoot.core.identity import SettingChange
+from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import LedgerEntry, Phase
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
@@ -33,7 +34,6 @@ from surefoot.launch.logs import logging_aside
 from surefoot.launch.process import heeded_signals
 from surefoot.launch.run_folder import compare_run_folder, record_run_folder
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
-from surefoot.model.sizes import resolve_sizes
 from surefoot.observe.halts import refuse_halted
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import Counters, fold_counters, fold_lineage

@@ -6,8 +6,9 @@ Sizes never change once released: a resolved config wins over its preset, but a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-Sizes = Mapping[str, int | bool]
+Sizes = Mapping[str, Any]
 
 PRESETS: Mapping[str, Sizes] = {
     # for tests: a step takes milliseconds
@@ -22,13 +23,3 @@ PRESETS: Mapping[str, Sizes] = {
     "1b": {"num_layers": 16, "d_model": 2048, "num_heads": 32, "num_kv_heads": 8, "d_ff": 8192},
     "8b": {"num_layers": 32, "d_model": 4096, "num_heads": 32, "num_kv_heads": 8, "d_ff": 14336, "tie_embeddings": False},
 }
-
-
-def count_parameters(sizes: Sizes, *, vocab_size: int) -> int:
-    """Parameters of a dense decoder with RMSNorm, SwiGLU and grouped-query attention; a tied embedding counts once."""
-    d_model, num_heads = sizes["d_model"], sizes["num_heads"]
-    d_kv = d_model // num_heads * (sizes["num_kv_heads"] or num_heads)
-    attention = 2 * d_model * d_model + 2 * d_model * d_kv
-    feed_forward = 3 * d_model * sizes["d_ff"]
-    embeddings = vocab_size * d_model * (1 if sizes.get("tie_embeddings", True) else 2)
-    return sizes["num_layers"] * (attention + feed_forward + 2 * d_model) + d_model + embeddings

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from surefoot.config.presets import PRESETS, count_parameters
+from surefoot.config.presets import PRESETS
 from surefoot.config.schema import Setting, describe_wanted, sections, settings_of
 from surefoot.core.config_text import toml_value
-from surefoot.core.sections import HASHED_SECTIONS
+from surefoot.core.model_sizes import resolve_sizes
+from surefoot.core.sections import HASHED_SECTIONS, ModelSection
 from surefoot.core.units import show_count
 
 _HEAD = """# The config file
@@ -40,7 +41,7 @@ def reference() -> str:
     for name, sizes in PRESETS.items():
         shown = ", ".join(f"{key} {toml_value(value)}" for key, value in sizes.items())
         vocab_size = _VOCAB_SIZES.get(name, 50304)
-        count = show_count(count_parameters(sizes, vocab_size=vocab_size))
+        count = show_count(resolve_sizes(ModelSection(**sizes), vocab_size).num_parameters)
         lines.append(f"| `{name}` | {shown} | {count} with a vocabulary of {vocab_size:,} |")
     return "\n".join(lines) + "\n"
 

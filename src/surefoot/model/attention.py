@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from surefoot.core.model_sizes import ModelSizes
 from surefoot.core.sections import ModelSection
 from surefoot.model.precision import at_least_float32
 from surefoot.model.rope import rotate
-from surefoot.model.sizes import ModelSizes
 
 Keys = tuple[torch.Tensor, torch.Tensor]
 """doc_ids_BT and index_T of keys: their documents, and where in the sequence they are. Their order means nothing."""

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from surefoot.core.errors import Incompatible
+from surefoot.core.model_sizes import ModelSizes
 from surefoot.core.sections import ModelSection
-from surefoot.model.sizes import ModelSizes
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 _OUTSIDE = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import ModelSection
 from surefoot.model.attention import Attention, DocumentMask
 from surefoot.model.rope import rope_table
-from surefoot.model.sizes import ModelSizes, resolve_sizes
 
 
 class FeedForward(nn.Module):

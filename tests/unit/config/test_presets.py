@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from surefoot.config import load_config
-from surefoot.config.presets import PRESETS, count_parameters
+from surefoot.config.presets import PRESETS
 from surefoot.config.schema import settings_of
+from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.sections import ModelSection
 
 
@@ -20,7 +21,7 @@ from surefoot.core.sections import ModelSection
     ],
 )
 def test_presets_are_as_large_as_their_names_say(preset: str, vocab_size: int, millions: float) -> None:
-    assert count_parameters(PRESETS[preset], vocab_size=vocab_size) / 1e6 == pytest.approx(millions, rel=0.02)
+    assert resolve_sizes(ModelSection(**PRESETS[preset]), vocab_size).num_parameters / 1e6 == pytest.approx(millions, rel=0.02)
 
 
 def test_presets_set_settings_that_exist_and_load(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,7 +1,8 @@
 """The sizes that a `[model]` section comes to, and what they cost: parameters and FLOPs, counted exactly, without torch.
 
 A multiply-add is 2 FLOPs. Only matrix products are counted, as everywhere in the literature; norms, softmax and RoPE are a few per cent at
-small widths and vanish at large ones.
+small widths and vanish at large ones. Training cannot build experts yet, planning can count them: a token passes through
+`experts_per_token` of a layer's `num_experts` and through its `num_shared_experts`, each a SwiGLU of width `d_ff`, chosen by a router.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class ModelSizes:
     window: int
     tie_embeddings: bool
     qk_norm: bool
+    num_experts: int = 0
+    experts_per_token: int = 0
+    num_shared_experts: int = 0
 
     @property
     def num_embedding_parameters(self) -> int:
@@ -41,16 +45,32 @@ class ModelSizes:
     def num_body_parameters(self) -> int:
         """Everything but embedding and head: the N of Kaplan's law. Hoffmann's and Epoch's N is `num_parameters`."""
         norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
-        return self.num_layers * (self._block_matrices + norms) + self.d_model
+        return self.num_layers * (self.attention_matrices + self._feed_forwards(self.num_experts) + norms) + self.d_model
 
     @property
     def num_parameters(self) -> int:
         return self.num_body_parameters + self.num_embedding_parameters + self.num_head_parameters
 
     @property
-    def _block_matrices(self) -> int:
-        attention = self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return attention + 3 * self.d_model * self.d_ff
+    def num_active_parameters(self) -> int:
+        """Those that one token passes through: the N of laws for mixtures of experts. All of them in a dense model."""
+        return self.num_parameters - self.num_layers * (self._feed_forwards(self.num_experts) - self._feed_forwards(self.experts_per_token))
+
+    @property
+    def attention_matrices(self) -> int:
+        """Elements of one layer's query, key, value and output matrices."""
+        return self.d_model * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def expert_matrices(self) -> int:
+        """Elements of one SwiGLU: gate, up and down."""
+        return 3 * self.d_model * self.d_ff
+
+    def _feed_forwards(self, num_routed: int) -> int:
+        """Elements of a layer's feed-forward where `num_routed` experts are counted; the router scores all there are."""
+        if not self.num_experts:
+            return self.expert_matrices
+        return (num_routed + self.num_shared_experts) * self.expert_matrices + self.num_experts * self.d_model
 
     def flops_per_sequence(self, seq_len: int) -> int:
         """Forward and backward of one sequence. Attention is causal and windowed; the backward of a product is two of its size.
@@ -58,7 +78,7 @@ class ModelSizes:
         Document boundaries inside the sequence are not known here: they save work only in kernels that skip masked blocks.
         """
         head = self.vocab_size * self.d_model
-        products = seq_len * (self.num_layers * self._block_matrices + head)
+        products = seq_len * (self.num_layers * (self.attention_matrices + self._feed_forwards(self.experts_per_token)) + head)
         pairs = attended_pairs(seq_len, window=self.window)
         scores_and_values = 2 * self.num_layers * self.num_heads * self.head_dim * pairs
         return 3 * 2 * (products + scores_and_values)

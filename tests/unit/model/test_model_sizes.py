@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from surefoot.core.errors import ConfigError
+from surefoot.core.model_sizes import attended_pairs, resolve_sizes
 from surefoot.core.sections import ModelSection
 from surefoot.model.build import build_model
 from surefoot.model.loss import loss_sum
-from surefoot.model.sizes import attended_pairs, resolve_sizes
 from surefoot.tensors.batch import Batch
 
 LARGE = ModelSection(num_layers=3, d_model=4096, num_heads=32, num_kv_heads=8, d_ff=14336, tie_embeddings=False)
