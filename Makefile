@@ -58,10 +58,6 @@ contracts unit: install
 reference: install
 	@$(TIMED) $@ $(PYTEST) -n 2 tests/$@
 
-# Against published figures, which the project does not ship: skipped aloud where they are not.
-reference: install
-	@$(TIMED) $@ $(PYTEST) -n 2 tests/$@
-
 ranks drills: install
 	@$(TIMED) $@ $(PYTEST) tests/$@
 
