@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from surefoot.core.errors import DataError
+from surefoot.plan.law_records import Points as Points
+from surefoot.plan.law_records import Surface as Surface
 
 Floats = NDArray[np.float64]
 
@@ -33,53 +35,6 @@ NUM_PARAMETERS = 5
 NUM_DRAWS = 200
 HELD_OUT_SHARE = 0.1
 """Of the rows, those with the largest budgets, to see how far the surface carries beyond what it was fitted to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """Finished runs: parameters, tokens seen, final loss in nats per token. Equal lengths."""
-
-    n: Floats
-    tokens: Floats
-    loss: Floats
-
-    def __len__(self) -> int:
-        return len(self.n)
-
-    def take(self, rows: NDArray[np.intp]) -> Points:
-        return Points(self.n[rows], self.tokens[rows], self.loss[rows])
-
-    @property
-    def flops(self) -> Floats:
-        """6 N D."""
-        return 6.0 * self.n * self.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Surface:
-    E: float
-    A: float
-    B: float
-    alpha: float
-    beta: float
-
-    @property
-    def a(self) -> float:
-        """The exponent of the best N in compute: N* ~ C^a."""
-        return self.beta / (self.alpha + self.beta)
-
-    def loss(self, n: float, tokens: float) -> float:
-        """Nats per token."""
-        return float(self.E + self.A * n**-self.alpha + self.B * tokens**-self.beta)
-
-    def losses(self, points: Points) -> Floats:
-        result: Floats = self.E + self.A * points.n**-self.alpha + self.B * points.tokens**-self.beta
-        return result
-
-    def best_n(self, flops: float) -> float:
-        """The N of the least loss where 6 N D = `flops`. Closed form of Hoffmann et al., equation 4."""
-        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1.0 / (self.alpha + self.beta))
-        return float(ratio * (flops / 6.0) ** self.a)
 
 
 @dataclass(frozen=True, slots=True)
