@@ -40,6 +40,7 @@ from surefoot.observe.lineage import Counters, fold_counters, fold_lineage
 from surefoot.observe.live import LIVE_NAME, LiveRecord, write_live
 from surefoot.observe.opening import note_take_over, open_ledger
 from surefoot.observe.run_dir import CONFIG_NAME
+from surefoot.plan.promise import promise
 
 ENTRY = "surefoot.cli.worker:main"
 WARM = (
@@ -173,7 +174,7 @@ def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, wanted: _Wanted) -
         except BaseException:
             lock.release()
             raise
-        for line in what_is_missing(launcher):
+        for line in filter(None, (promise(loaded.config.plan), *what_is_missing(launcher))):
             say(line)
         return lock
 
@@ -337,6 +338,8 @@ def _refuse_other_shape(changes: Sequence[SettingChange], old: RunConfig, new: R
 def _say_start(config: RunConfig, run_dir: Path) -> None:
     shown, pid = _shown(run_dir), os.getpid()
     say(f"run folder    {shown}, {config.parallel.num_ranks} ranks under agent pid {pid}")
+    if planned := promise(config.plan):
+        say(planned)
     say("in a second terminal:")
     say(f"  {_command()} status {shown}    where it stands")
     say(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")

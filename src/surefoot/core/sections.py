@@ -232,6 +232,19 @@ class ObserveSection:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanSection:
+    """What `surefoot plan` expected of this run when it wrote the TOML. Nothing depends on it; `train` repeats it."""
+
+    law: str = setting("", "the scaling law that sized this run; empty: no plan was made")
+    validated: bool = setting(False, "true: the law was fitted to finished runs of your own, as `surefoot sweep` makes them")
+    loss: float = setting(0.0, "expected at the end; 0 is not known", unit="nats per token", low=0.0)
+    loss_low: float = setting(0.0, "2.5% of what the law's fits say", unit="nats per token", low=0.0)
+    loss_high: float = setting(0.0, "97.5% of it", unit="nats per token", low=0.0)
+    step_s: float = setting(0.0, "expected time of a step; 0 is not known", unit="s", low=0.0)
+    memory_bytes: int = setting(0, "expected peak of the fullest device; 0 is not known", unit="bytes", low=0)
+
+
+@dataclass(frozen=True, slots=True)
 class CanarySection:
     """No settings in this release."""
 
@@ -259,6 +272,7 @@ class DrillSection:
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     run: RunSection = field(default_factory=RunSection)
+    plan: PlanSection = field(default_factory=PlanSection)
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)
