@@ -272,7 +272,6 @@ class DrillSection:
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     run: RunSection = field(default_factory=RunSection)
-    plan: PlanSection = field(default_factory=PlanSection)
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)
@@ -289,6 +288,7 @@ class RunConfig:
     alerts: AlertsSection = field(default_factory=AlertsSection)
     objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
     drill: DrillSection = field(default_factory=DrillSection)
+    plan: PlanSection = field(default_factory=PlanSection)
 
 
 HASHED_SECTIONS = ("model", "data", "train", "optimizer", "schedule", "numerics")
