@@ -1,8 +1,8 @@
 """What a run has measured of itself, as far as a plan needs it: pace, stall of a save, time to write one, interruptions. Pure.
 
 Rows are those of the metrics store, one per step, in the order they were written. `saved` of a row names the newest save that had begun
-before it, so the step that paid for a save is the one that its id names. A step that ended in a save or an evaluation says nothing about the
-pace of training; a step computed again after an interruption was lost.
+before it, so the step that paid for a save is the one that its id names. A step that ended in a save or an evaluation says nothing about
+the pace of training; a step computed again after an interruption was lost.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -64,10 +65,10 @@ def pace_of(rows: Sequence[Row]) -> Pace | None:
 
 
 def restarts_of(rows: Sequence[Row]) -> Restarts:
-    """An interruption is where the generation changes between two rows. Deliberate stops count too: they show no less what a start costs."""
+    """An interruption is where the generation changes between two rows. Deliberate stops count too: a start costs them no less."""
     gaps: list[float] = []
     lost: list[int] = []
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in pairwise(rows):
         if before["generation"] == after["generation"]:
             continue
         gaps.append(max(0.0, _seconds(before["time_utc"], after["time_utc"]) - float(after["step_s"] or 0.0)))
