@@ -25,6 +25,14 @@ def daly_s(stall_s: float, mtbf_s: float) -> float:
     return young_s(stall_s, mtbf_s) * (1.0 + math.sqrt(share) / 3.0 + share / 9.0) - stall_s
 
 
+def availability_s(stall_s: float, mtbf_s: float, *, restart_s: float) -> float:
+    """From one save's begin to the next where the share of useful time is greatest, each failure costing `restart_s` and half of it.
+
+    w + sqrt(w^2 + 2 w (M + R)). Saxena et al., arXiv 2410.18124. The work between two saves is w less: where R << M it is Young's.
+    """
+    return stall_s + math.sqrt(stall_s * stall_s + 2.0 * stall_s * (mtbf_s + restart_s))
+
+
 def mtbf_s(failures_per_node_day: float, *, num_nodes: int) -> float:
     """Mean time between failures of a job that any of its nodes interrupts."""
     return SECONDS_PER_DAY / (failures_per_node_day * num_nodes)
@@ -34,6 +42,16 @@ def kept_share(interval_s: float, *, stall_s: float, mtbf_s: float, restart_s: f
     """Expected productive share of the time: Meta's first-order ETTR (arXiv 2410.21680). Half an interval is lost with each failure."""
     lost = (restart_s + interval_s / 2.0) / mtbf_s
     return max(0.0, 1.0 - lost) / (1.0 + stall_s / interval_s)
+
+
+def exact_share(interval_s: float, *, stall_s: float, mtbf_s: float, restart_s: float) -> float:
+    """The same without first order: failures are a Poisson process on wall time, each costs its whole restart, one after the other.
+
+    The job runs for 1 - R/M of the time (a queue that is served in R). While it runs, an interval with its save is finished with
+    probability exp(-(tau + w)/M), so a failure finds tau / (exp((tau + w)/M) - 1) of work behind it that stays.
+    """
+    running = max(0.0, 1.0 - restart_s / mtbf_s)
+    return running * interval_s / mtbf_s / math.expm1((interval_s + stall_s) / mtbf_s)
 
 
 @dataclass(frozen=True, slots=True)

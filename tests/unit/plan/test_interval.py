@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from surefoot.plan.interval import (
     Measurements,
+    availability_s,
     choose_interval,
     daly_s,
     differs_enough,
     estimated_mtbf_s,
+    exact_share,
     kept_share,
     mtbf_s,
     young_s,
@@ -96,3 +98,37 @@ def test_the_bounds_hold(step_s: float, stall_s: float, write_s: float, num_fail
 @pytest.mark.parametrize(("new", "old", "enough"), [(500, 500, False), (545, 500, False), (560, 500, True), (100, 500, True)])
 def test_small_changes_are_kept_to_oneself(new: int, old: int, enough: bool) -> None:
     assert differs_enough(new, old) is enough
+
+
+@pytest.mark.parametrize(("stall_s", "interval_s", "lost"), [(1.0, 604.0, 0.0033), (10.0, 1910.0, 0.0105), (60.0, 4679.0, 0.0256)])
+def test_what_saving_costs_a_thousand_devices(stall_s: float, interval_s: float, lost: float) -> None:
+    """One failure in 50,677 device-hours, as Llama 3 saw them: 50.7 h between two."""
+    mean_s = 50_677 * HOUR_S / 1000
+    best_s = young_s(stall_s, mean_s)
+    assert best_s == pytest.approx(interval_s, rel=1e-3)
+    assert stall_s / best_s + best_s / 2 / mean_s == pytest.approx(lost, abs=5e-5)
+    assert 900.0 / mean_s == pytest.approx(0.0049, abs=5e-5)  # a quarter of an hour of restart
+
+
+def test_what_it_costs_sixteen_thousand() -> None:
+    mean_s = 50_677 * HOUR_S / 16_384
+    best_s = young_s(10.0, mean_s)
+    assert best_s == pytest.approx(472.0, rel=1e-3)
+    assert 10.0 / best_s + (best_s / 2 + 900.0) / mean_s == pytest.approx(0.123, abs=5e-4)
+
+
+@given(stall_s=st.floats(0.1, 100.0), mean_s=st.floats(1e3, 1e7), restart_s=st.floats(0.0, 2000.0))
+def test_availability_is_greatest_at_its_optimum(stall_s: float, mean_s: float, restart_s: float) -> None:
+    def available(cycle_s: float) -> float:
+        return (1.0 - stall_s / cycle_s) * mean_s / (mean_s + restart_s + cycle_s / 2.0)
+
+    best_s = availability_s(stall_s, mean_s, restart_s=restart_s)
+    assert available(best_s) >= max(available(best_s * 0.99), available(best_s * 1.01))
+    assert availability_s(stall_s, mean_s, restart_s=0.0) >= young_s(stall_s, mean_s)
+
+
+def test_first_order_and_exact_share_agree_where_failures_are_rare() -> None:
+    rare = {"stall_s": 1.0, "mtbf_s": 2e5, "restart_s": 300.0}
+    assert exact_share(600.0, **rare) == pytest.approx(kept_share(600.0, **rare), abs=1e-5)
+    often = {"stall_s": 1.0, "mtbf_s": 2000.0, "restart_s": 900.0}
+    assert exact_share(600.0, **often) > kept_share(600.0, **often) + 0.03  # who waits loses no work to a second failure
