@@ -69,9 +69,9 @@ def is_good(ref: CheckpointRef) -> bool:
 
 
 def boundaries(config: RunConfig) -> frozenset[int]:
-    """Steps after which the run is another one: the warm-up ends, the decay begins, the batch grows. 0 and the end are none."""
+    """Steps after which the run is another one: the warm-up ends, the decay begins, the batch grows, a branch may. 0 and the end are none."""
     num_steps = config.train.num_steps
-    steps = {config.schedule.warmup_steps, *_ramp_steps(config.train.batch_ramp)}
+    steps = {config.schedule.warmup_steps, *_ramp_steps(config.train.batch_ramp), *config.checkpoint.keep_steps}
     if config.schedule.kind == "wsd":
         length = config.schedule.decay_steps if config.schedule.decay_steps >= 0 else max(1, num_steps // 5)
         steps.add(num_steps - length)

@@ -19,7 +19,8 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def broken_rules(config: RunConfig) -> list[Broken]:
     """All rules that `config` breaks: it cannot be trained like this."""
-    return [*_names(config), *_shapes(config), *_batches(config), *_layouts(config), *_schedules(config), *_saves(config), *_tiers(config)]
+    rules = (_names, _shapes, _parametrization, _batches, _layouts, _schedules, _saves, _tiers)
+    return [broken for rule in rules for broken in rule(config)]
 
 
 def questionable(config: RunConfig) -> list[str]:
@@ -124,6 +125,20 @@ def _schedules(config: RunConfig) -> Iterator[Broken]:
 def _saves(config: RunConfig) -> Iterator[Broken]:
     if not config.checkpoint.interval_steps and not config.checkpoint.interval_s:
         yield "checkpoint.interval_steps", "both interval_steps and interval_s are 0: nothing would be saved", "set one of them"
+
+
+def _parametrization(config: RunConfig) -> Iterator[Broken]:
+    """muP is about our own decoder under Adam: what a factory returns has its own initial values and its own groups of parameters."""
+    model = config.model
+    if model.parametrization != "mup":
+        if model.mup_base_width or model.mup_base_head_dim:
+            yield "model.mup_base_width", "given, but parametrization is not mup", 'set model.parametrization = "mup", or leave it out'
+        return
+    if not model.mup_base_width:
+        yield "model.mup_base_width", "mup needs the d_model at which the learning rate was tuned", "set it to the d_model of that model"
+    for key, factory in (("model.factory", model.factory), ("optimizer.factory", config.optimizer.factory)):
+        if factory:
+            yield key, "mup is known for our own decoder and AdamW only", 'use parametrization = "standard", or leave the factory out'
 
 
 def _tiers(config: RunConfig) -> Iterator[Broken]:

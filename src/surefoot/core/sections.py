@@ -47,6 +47,13 @@ class ModelSection:
     logit_soft_cap: float = setting(0.0, "the same on output logits; 0 is off", low=0.0)
     z_loss: float = setting(0.0, "weight of mean log(Z)^2, PaLM used 1e-4; 0 is off", low=0.0)
     init_std: float = setting(0.02, "GPT-2; output projections are divided by sqrt(2 layers) more", low=0.0)
+    parametrization: Literal["standard", "mup"] = setting(
+        "standard", "mup: the best learning rate stays where it is when the width changes, arXiv 2203.03466", since=3
+    )
+    mup_base_width: int = setting(0, "the d_model at which mup equals standard: where the learning rate was tuned", low=0, since=3)
+    mup_base_head_dim: int = setting(
+        0, "the head width there; 0 is that of this model: wider models have more heads, not wider ones", low=0, since=3
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,7 @@ class CheckpointSection:
     )
     keep_last: int = setting(3, "the newest ones on the lineage that are never retired", low=1)
     milestone_steps: int = setting(10_000, "multiples of this are kept for good; 0 is off", unit="steps", low=0)
+    keep_steps: tuple[int, ...] = setting((), "saved at these steps too and kept for good: where branches will begin", since=3)
     cover_steps: int = setting(
         0,
         "older ones are kept this far back, at distances that double: what a detector that is so slow may still convict; 0 is off",

@@ -40,6 +40,8 @@ def reason_to_save(
         return f"every {section.interval_steps} steps"
     if section.milestone_steps and step % section.milestone_steps == 0:
         return f"milestone, every {section.milestone_steps} steps"
+    if step in section.keep_steps:
+        return "one of keep_steps"
     if section.interval_s and signals.save_clock_s >= section.interval_s:
         return f"every {section.interval_s:g} s"
     return None

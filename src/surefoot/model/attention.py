@@ -11,6 +11,7 @@ from torch import nn
 
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.core.sections import ModelSection
+from surefoot.model.mup import attention_scale
 from surefoot.model.precision import at_least_float32
 from surefoot.model.rope import rotate
 
@@ -43,15 +44,16 @@ class DocumentMask(nn.Module):
 class CoreAttention(nn.Module):
     """q_BHSE, k_BKTE, v_BKTE -> out_BHSE. Its own module so that context parallel can hand it the keys and values of other ranks too."""
 
-    def __init__(self, *, soft_cap: float) -> None:
+    def __init__(self, *, soft_cap: float, scale: float | None = None) -> None:
         super().__init__()
         self.soft_cap = soft_cap
+        self.scale = scale
 
     def forward(self, q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor) -> torch.Tensor:
         if self.soft_cap:
-            return _capped_attention(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST, cap=self.soft_cap)
+            return _capped_attention(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST, cap=self.soft_cap, scale=self.scale)
         grouped = q_BHSE.shape[1] != k_BKTE.shape[1]
-        return F.scaled_dot_product_attention(q_BHSE, k_BKTE, v_BKTE, attn_mask=mask_B1ST, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q_BHSE, k_BKTE, v_BKTE, attn_mask=mask_B1ST, scale=self.scale, enable_gqa=grouped)
 
 
 class Attention(nn.Module):
@@ -66,7 +68,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(sizes.num_heads * sizes.head_dim, sizes.d_model, bias=False)
         self.q_norm = nn.RMSNorm(sizes.head_dim, eps=section.norm_eps) if sizes.qk_norm else None
         self.k_norm = nn.RMSNorm(sizes.head_dim, eps=section.norm_eps) if sizes.qk_norm else None
-        self.core = CoreAttention(soft_cap=section.attention_soft_cap)
+        self.core = CoreAttention(soft_cap=section.attention_soft_cap, scale=attention_scale(section, head_dim=sizes.head_dim))
 
     def forward(self, x_BSD: torch.Tensor, *, rope: tuple[torch.Tensor, torch.Tensor], mask_B1ST: torch.Tensor) -> torch.Tensor:
         q_BSHE = self.wq(x_BSD).unflatten(-1, (-1, self.head_dim))
@@ -82,12 +84,12 @@ class Attention(nn.Module):
 
 
 def _capped_attention(
-    q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor, cap: float
+    q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor, cap: float, scale: float | None
 ) -> torch.Tensor:
     """Attention whose logits pass through cap * tanh(x / cap) (Gemma 2). No fused kernel has it, so scores_BHST exist in memory."""
     group = q_BHSE.shape[1] // k_BKTE.shape[1]
     k_BHTE, v_BHTE = k_BKTE.repeat_interleave(group, dim=1), v_BKTE.repeat_interleave(group, dim=1)
-    scores_BHST = at_least_float32(q_BHSE @ k_BHTE.transpose(-1, -2)) * q_BHSE.shape[-1] ** -0.5
+    scores_BHST = at_least_float32(q_BHSE @ k_BHTE.transpose(-1, -2)) * (scale or q_BHSE.shape[-1] ** -0.5)
     scores_BHST = cap * torch.tanh(scores_BHST / cap)
     weights_BHST = scores_BHST.masked_fill(~mask_B1ST, -torch.inf).softmax(dim=-1)
     return weights_BHST.type_as(v_BHTE) @ v_BHTE

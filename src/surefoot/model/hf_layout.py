@@ -8,6 +8,7 @@ from typing import Any
 from surefoot.core.errors import Incompatible
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.core.sections import ModelSection
+from surefoot.model.mup import attention_scale, width_factor
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 _OUTSIDE = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
@@ -73,6 +74,8 @@ def _refuse(section: ModelSection, sizes: ModelSizes) -> None:
         "model.attention_soft_cap": bool(section.attention_soft_cap),
         "model.logit_soft_cap": bool(section.logit_soft_cap),
         "model.window with model.qk_norm": bool(sizes.window and sizes.qk_norm),
+        "model.parametrization away from its base width": width_factor(section) != 1.0,
+        "model.mup_base_head_dim": attention_scale(section, head_dim=sizes.head_dim) is not None,
     }
     for setting, is_set in unknown.items():
         if is_set:

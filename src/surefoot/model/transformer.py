@@ -14,6 +14,7 @@ from torch import nn
 from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import ModelSection
 from surefoot.model.attention import Attention, DocumentMask
+from surefoot.model.mup import width_factor
 from surefoot.model.rope import rope_table
 
 
@@ -87,6 +88,8 @@ class Transformer(nn.Module):
         if self.norm is None:
             return x_BSD
         x_BSD = self.norm(x_BSD)
+        if (factor := width_factor(self.section)) != 1.0:
+            x_BSD = x_BSD / factor
         logits_BSV: torch.Tensor = self.head(x_BSD) if self.head is not None else F.linear(x_BSD, self._tied().weight)
         if cap := self.section.logit_soft_cap:
             logits_BSV = cap * torch.tanh(logits_BSV / cap)

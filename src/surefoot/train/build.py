@@ -82,7 +82,7 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         world=world,
         cut=model_cut,
         parameters=[parameter for parameter in model_cut.module.parameters() if parameter.requires_grad],
-        optimizer=build_optimizer(model_cut.module, config.optimizer),
+        optimizer=build_optimizer(model_cut.module, config.optimizer, model_section=config.model),
         data=data,
         tokenizer=tokenizer,
         evaluation=HeldOut(data.heldout_batches(), cut=model_cut, world=world),

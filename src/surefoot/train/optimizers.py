@@ -7,24 +7,31 @@ from torch import nn
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.functions import load_function
-from surefoot.core.sections import OptimizerSection
+from surefoot.core.sections import ModelSection, OptimizerSection
+from surefoot.model.mup import grows_with_width, width_factor
 
 
-def build_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, section: OptimizerSection, *, model_section: ModelSection | None = None) -> torch.optim.Optimizer:
     """AdamW over decayed matrices and everything else, or whatever `factory` returns. Local.
 
-    Each group keeps the ratio of its learning rate to `section.lr` under every later `set_learning_rate`.
+    Each group keeps the ratio of its learning rate to `section.lr` under every later `set_learning_rate`. Without `model_section` the
+    parametrization is the standard one.
     """
-    optimizer = _from_factory(model, section) if section.factory else _adamw(model, section)
+    factor = width_factor(model_section) if model_section else 1.0
+    optimizer = _from_factory(model, section) if section.factory else _adamw(model, section, factor=factor)
     for group in optimizer.param_groups:
         group["lr_ratio"] = float(group["lr"]) / section.lr if section.lr else 1.0
     return optimizer
 
 
-def _adamw(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
+def _adamw(model: nn.Module, section: OptimizerSection, *, factor: float) -> torch.optim.Optimizer:
+    """Under mup, matrices inside blocks have a group of their own: `model.mup` says why."""
     decayed, others = split_parameters(model)
+    scaled = [parameter for fqn, parameter in decayed if factor != 1.0 and grows_with_width(fqn)]
+    as_configured = [parameter for fqn, parameter in decayed if factor == 1.0 or not grows_with_width(fqn)]
     groups = [
-        {"params": [parameter for _, parameter in decayed], "weight_decay": section.weight_decay},
+        {"params": scaled, "weight_decay": section.weight_decay * factor, "lr": section.lr / factor},
+        {"params": as_configured, "weight_decay": section.weight_decay},
         {"params": [parameter for _, parameter in others], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(

@@ -15,7 +15,7 @@ from surefoot.checkpoint.inspect import published
 from surefoot.checkpoint.retention import boundaries, is_good, remove, retire, sweep
 from surefoot.core.errors import CheckpointError
 from surefoot.core.records import CheckpointRef, Rung
-from surefoot.core.sections import RunConfig, ScheduleSection, TrainSection
+from surefoot.core.sections import CheckpointSection, RunConfig, ScheduleSection, TrainSection
 from surefoot.data.atoms import BatchPlan
 from surefoot.train.schedule import decay_length
 
@@ -116,6 +116,7 @@ def test_boundaries_of_a_config() -> None:
     plan = BatchPlan(config.train.batch_ramp, global_batch_size=16)
     grown = [step for step in range(1, 1000) if plan.span(step)[1] != plan.span(step - 1)[1]]
     assert boundaries(config) == {50, 700, *grown}
+    assert boundaries(replace(config, checkpoint=CheckpointSection(keep_steps=(0, 421, 1000)))) == {50, 421, 700, *grown}
 
 
 @pytest.mark.parametrize("decay_steps", [-1, 0, 10])

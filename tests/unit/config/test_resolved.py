@@ -60,6 +60,9 @@ FIXED: dict[str, st.SearchStrategy[Any]] = {
     "model.d_model": st.sampled_from([192, 384]),
     "model.num_heads": st.sampled_from([4, 8]),
     "model.num_kv_heads": st.sampled_from([0, 2]),
+    "model.parametrization": st.just("standard"),
+    "model.mup_base_width": st.just(0),
+    "model.mup_base_head_dim": st.just(0),
     "data.sources[].files": st.lists(TEXTS, min_size=1, max_size=3),
     "data.sources[].weight": st.floats(0.1, 9.0),
     "train.num_steps": st.integers(10, 1 << 40),
@@ -77,6 +80,7 @@ FIXED: dict[str, st.SearchStrategy[Any]] = {
     "parallel.pp_chunks": st.just(0),
     "numerics.sums": st.just("float"),
     "checkpoint.interval_steps": st.integers(1, 1 << 40),
+    "checkpoint.keep_steps": st.lists(st.integers(0, 1 << 40), max_size=3),
     "checkpoint.tiers": st.sampled_from([["disk"], ["memory", "disk"], ["disk", "s3://bucket/prefix", "file:///a/folder"]]),
 }
 

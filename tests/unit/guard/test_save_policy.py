@@ -26,7 +26,7 @@ def signals(*, leave: bool = False, save: bool = False, clock_s: float = 0.0) ->
     )
 
 
-SECTION = CheckpointSection(interval_steps=10, interval_s=60.0, milestone_steps=25)
+SECTION = CheckpointSection(interval_steps=10, interval_s=60.0, milestone_steps=25, keep_steps=(33,))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ SECTION = CheckpointSection(interval_steps=10, interval_s=60.0, milestone_steps=
         (7, signals(save=True), "asked for a save"),
         (20, signals(), "every 10 steps"),
         (25, signals(), "milestone"),
+        (33, signals(), "keep_steps"),
         (7, signals(clock_s=61.0), "every 60 s"),
     ],
 )
