@@ -1,4 +1,4 @@
-"""Best sizes from runs of equal compute: a parabola through each budget's losses over log N, then power laws through their minima. Pure.
+"""Best sizes from runs of equal compute: the minimum of each budget's losses over log N, then power laws through the minima. Pure.
 
 Approach 2 of Hoffmann et al. (arXiv 2203.15556). Where a budget's lowest loss is at its smallest or largest model there is no minimum to be
 seen, and that budget is left out by name: a vertex outside of what was measured is a guess.
@@ -14,65 +14,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.errors import DataError
-from surefoot.plan.surface import band
+from surefoot.plan.bands import band, fit_line
+from surefoot.plan.budget_curve import LEAST_SIZES, WINDOW, Budget, minima_of
+from surefoot.plan.budget_curve import LeftOut as LeftOut
+from surefoot.plan.budget_curve import Optimum as Optimum
 
 Floats = NDArray[np.float64]
 
-WINDOW = 4.0
-"""Models up to this factor from the best one are looked at. Losses over log N are not symmetric further out, and a wide parabola leans."""
+SAME_BUDGET = 0.1
+"""Relative difference up to which compute counts as one budget: whole numbers of steps, and FLOPs that are counted exactly, are not round.
+What a loss owes to being off the middle of its budget is taken out of it."""
 
-LEAST_POINTS = 4
-"""One more than a parabola has coefficients: without it nothing would be known about its error."""
-
-SAME_BUDGET = 0.02
-"""Relative difference up to which compute counts as equal: 6 N D of whole numbers of steps is not round."""
-
-NUM_DRAWS = 500
 LEAST_LOG_STD = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Optimum:
-    """Of one budget. `log_n_std`: standard error of log N* from the scatter around the parabola."""
-
-    flops: float
-    n: float
-    loss: float
-    log_n_std: float
-    num_points: int
-
-    @property
-    def tokens(self) -> float:
-        """From C = 6 N D."""
-        return self.flops / (6.0 * self.n)
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A budget without a minimum."""
-
-    flops: float
-    why: str
+"""No minimum is known better than this: it keeps exact points from having no weight in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLaw:
-    """y = coef * x^exponent; `bands` are 95% of both."""
+    """y = coef * x^exponent; `draws` are of (log coef, exponent)."""
 
     coef: float
     exponent: float
-    coef_band: tuple[float, float]
-    exponent_band: tuple[float, float]
+    draws: tuple[tuple[float, float], ...] = ()
 
     def __call__(self, x: float) -> float:
         return float(self.coef * x**self.exponent)
 
+    def values(self, x: float) -> tuple[float, ...]:
+        """Of each draw."""
+        return tuple(_power(log_coef + exponent * math.log(x)) for log_coef, exponent in self.draws)
+
+    @property
+    def coef_band(self) -> tuple[float, float]:
+        return band(_power(log_coef) for log_coef, _ in self.draws)
+
+    @property
+    def exponent_band(self) -> tuple[float, float]:
+        return band(exponent for _, exponent in self.draws)
+
 
 @dataclass(frozen=True, slots=True)
 class IsoFlopFit:
-    """N* = coef * C^a. D* = C / 6 N*, so its exponent is 1 - a, and that of D*/N* is 1 - 2 a."""
+    """N* = coef * C^a, and D* and D*/N* likewise. Where D = C / 6 N their exponents are 1 - a and 1 - 2 a."""
 
     n_law: PowerLaw
+    token_law: PowerLaw
+    ratio_law: PowerLaw
     optima: tuple[Optimum, ...]
     left_out: tuple[LeftOut, ...]
 
@@ -80,40 +67,47 @@ class IsoFlopFit:
     def a(self) -> float:
         return self.n_law.exponent
 
+    @property
+    def largest_flops(self) -> float:
+        """The last budget with a minimum: what is beyond it is extrapolated."""
+        return max(optimum.flops for optimum in self.optima)
 
-def fit_isoflop(n: Floats, flops: Floats, loss: Floats, *, window: float = WINDOW, seed: int = 0) -> IsoFlopFit:
-    """Raises DataError where fewer than two budgets have a minimum."""
-    optima: list[Optimum] = []
-    left_out: list[LeftOut] = []
-    for rows in budgets_of(flops):
-        found = _minimum(n[rows], loss[rows], flops=float(np.median(flops[rows])), window=window)
-        (optima if isinstance(found, Optimum) else left_out).append(found)  # type: ignore[arg-type]
-    return IsoFlopFit(law_through(optima, left_out, seed=seed), tuple(optima), tuple(left_out))
+
+def fit_isoflop(
+    n: Floats, flops: Floats, loss: Floats, *, tokens: Floats | None = None, window: float = WINDOW, seed: int = 0
+) -> IsoFlopFit:
+    """`tokens` are C / 6 N where they are not given. Raises DataError where fewer than two budgets have a minimum."""
+    seen = flops / (6.0 * n) if tokens is None else tokens
+    budgets = []
+    for rows, middle, shifted in _at_their_middle(flops, loss):
+        off = np.log(middle / flops[rows])
+        budgets.append(Budget(middle, np.log(n[rows]), np.log(seen[rows]) + off, shifted))
+    optima, left_out = minima_of(budgets, window=window)
+    n_law = law_through(optima, left_out, seed=seed)
+    token_law = mirrored(n_law, *_line(optima, [optimum.tokens for optimum in optima]), times=1.0)
+    ratio_law = mirrored(n_law, *_line(optima, [optimum.tokens / optimum.n for optimum in optima]), times=2.0)
+    return IsoFlopFit(n_law, token_law, ratio_law, tuple(optima), tuple(left_out))
 
 
 def law_through(optima: Sequence[Optimum], left_out: Sequence[LeftOut] = (), *, seed: int = 0) -> PowerLaw:
-    """Least squares of logs, each weighted by the inverse of its standard error. The band: optima drawn anew from their errors."""
+    """N* over C: least squares of logs, each optimum weighted by the inverse of its `log_n_std`."""
     if len(optima) < 2:
         reasons = "; ".join(f"{budget.flops:.3g}: {budget.why}" for budget in left_out)
         raise DataError(
             f"{len(optima)} budgets have a minimum, and a power law needs two" + (f" ({reasons})" if reasons else ""),
             where="fit isoflop",
-            hint=f"add models on both sides of the best one, at least {LEAST_POINTS} for each budget",
+            hint=f"add models on both sides of the best one, at least {LEAST_SIZES} for each budget",
         )
-    x = np.log([optimum.flops for optimum in optima])
-    y = np.log([optimum.n for optimum in optima])
-    std = np.array([max(LEAST_LOG_STD, optimum.log_n_std) for optimum in optima])
-    exponent, log_coef = np.polyfit(x, y, 1, w=1.0 / std)
-    generator = np.random.default_rng(seed)
-    # Scatter beyond the errors of single minima is real too: budgets differ in what else was tuned.
-    excess = math.sqrt(max(1.0, float(np.sum(((y - log_coef - exponent * x) / std) ** 2)) / max(1, len(optima) - 2)))
-    draws = [np.polyfit(x, log_coef + exponent * x + generator.normal(0.0, excess * std), 1, w=1.0 / std) for _ in range(NUM_DRAWS)]
-    return PowerLaw(
-        coef=math.exp(log_coef),
-        exponent=float(exponent),
-        coef_band=band([math.exp(drawn[1]) for drawn in draws]),
-        exponent_band=band([float(drawn[0]) for drawn in draws]),
-    )
+    design, std = _design(optima)
+    line = fit_line(design, np.log([optimum.n for optimum in optima]), std=std, seed=seed)
+    return PowerLaw(_power(line.coefficients[0]), float(line.coefficients[1]), tuple((float(c), float(e)) for c, e in line.draws))
+
+
+def mirrored(n_law: PowerLaw, coef: float, exponent: float, *, times: float) -> PowerLaw:
+    """A law of what falls by the power `times` of N* at equal compute: its errors are those of N*, turned round."""
+    log_coef, centre = math.log(coef), math.log(n_law.coef)
+    draws = tuple((log_coef - times * (drawn - centre), exponent - times * (power - n_law.exponent)) for drawn, power in n_law.draws)
+    return PowerLaw(coef, exponent, draws)
 
 
 def budgets_of(flops: Floats) -> list[NDArray[np.intp]]:
@@ -128,33 +122,31 @@ def budgets_of(flops: Floats) -> list[NDArray[np.intp]]:
     return [np.array(group) for group in groups]
 
 
-def _minimum(n: Floats, loss: Floats, *, flops: float, window: float) -> Optimum | LeftOut:
-    best = int(np.argmin(loss))
-    near = (n >= n[best] / window) & (n <= n[best] * window)
-    x, y = np.log(n[near]), loss[near]
-    if len(np.unique(x)) < LEAST_POINTS:
-        return LeftOut(flops, f"{len(np.unique(x))} sizes within a factor {window:g} of the best")
-    if n[best] in (n.min(), n.max()):
-        return LeftOut(flops, f"the lowest loss is at the {'smallest' if n[best] == n.min() else 'largest'} size, {n[best]:.3g}")
-    centre = float(x.mean())
-    (curve, slope, _), covariance = _parabola(x - centre, y)
-    if curve <= 0:
-        return LeftOut(flops, "losses do not rise on both sides of the best size")
-    vertex = -slope / (2.0 * curve)
-    if not x.min() - centre <= vertex <= x.max() - centre:
-        return LeftOut(flops, "the parabola has its minimum outside of what was measured")
-    by_curve, by_slope = slope / (2.0 * curve**2), -1.0 / (2.0 * curve)
-    gradient = np.array([by_curve, by_slope, 0.0])
-    std = math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
-    lowest = float(np.polyval(np.polyfit(x - centre, y, 2), vertex))
-    return Optimum(flops, math.exp(centre + vertex), lowest, std, int(near.sum()))
+def _at_their_middle(flops: Floats, loss: Floats) -> list[tuple[NDArray[np.intp], float, Floats]]:
+    """For each budget its rows, its compute, and the losses as they would be there.
+
+    At the best size the loss of a row moves with compute as the best loss does (the envelope theorem), so the slope between the lowest
+    losses of neighbouring budgets serves for all rows of one.
+    """
+    groups = budgets_of(flops)
+    middles = np.array([float(np.median(flops[rows])) for rows in groups])
+    lowest = np.array([float(loss[rows].min()) for rows in groups])
+    slopes = np.gradient(lowest, np.log(middles)) if len(groups) > 1 else np.zeros(1)
+    shifts = [slope * np.log(middle / flops[rows]) for slope, middle, rows in zip(slopes, middles, groups, strict=True)]
+    return [(rows, float(middle), loss[rows] + shift) for rows, middle, shift in zip(groups, middles, shifts, strict=True)]
 
 
-def _parabola(x: Floats, y: Floats) -> tuple[tuple[float, float, float], Floats]:
-    """Coefficients, highest first, and their covariance."""
-    design = np.stack([x * x, x, np.ones_like(x)], axis=1)
-    solved, *_ = np.linalg.lstsq(design, y, rcond=None)
-    residual = y - design @ solved
-    variance = float(residual @ residual) / max(1, len(x) - 3)
-    covariance: Floats = variance * np.linalg.pinv(design.T @ design)
-    return (float(solved[0]), float(solved[1]), float(solved[2])), covariance
+def _line(optima: Sequence[Optimum], values: Sequence[float]) -> tuple[float, float]:
+    design, std = _design(optima)
+    log_coef, exponent = fit_line(design, np.log(values), std=std, num_draws=0).coefficients
+    return _power(log_coef), float(exponent)
+
+
+def _design(optima: Sequence[Optimum]) -> tuple[Floats, Floats]:
+    log_flops = np.log([optimum.flops for optimum in optima])
+    std = np.array([max(LEAST_LOG_STD, optimum.log_n_std) for optimum in optima])
+    return np.stack([np.ones_like(log_flops), log_flops], axis=1), std
+
+
+def _power(log_value: float) -> float:
+    return math.exp(log_value) if log_value < 700.0 else math.inf

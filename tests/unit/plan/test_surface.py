@@ -74,7 +74,7 @@ def test_the_best_size_is_where_the_loss_of_a_budget_is_least() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "what"),
-    [(range(5), "5 rows do not determine 5 constants"), (range(0, 60, 1), "2 sizes and")],
+    [(range(5), "5 different runs do not determine 5 constants"), (range(0, 60, 1), "2 sizes and")],
 )
 def test_too_little_is_refused(rows: range, what: str) -> None:
     points = drawn(HOFFMANN, noise=0.0)
