@@ -24,6 +24,7 @@ VERBS: Mapping[str, Verb] = {
     "doctor": Verb("surefoot.cli.doctor:doctor", "Check that this machine can train, and say what to mend."),
     "config": Verb("surefoot.cli.config:app", "Show a config with the origin of every value."),
     "plan": Verb("surefoot.cli.plan:plan", "What planning will do (not in this release)."),
+    "fit": Verb("surefoot.cli.fit:fit", "Fit a scaling law to a table of finished runs."),
     "data": Verb("surefoot.cli.data:app", "Prepare text for training."),
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
     "resume": Verb("surefoot.cli.resume:resume", "Let a halted run go on."),
@@ -33,7 +34,7 @@ VERBS: Mapping[str, Verb] = {
 }
 
 NOT_IN_THIS_RELEASE = (
-    *("fit", "simulate", "sweep"),
+    *("simulate", "sweep"),
     *("launch", "submit", "runs", "watch", "report", "inspect"),
     *("stop", "save", "pause", "rollback", "drain"),
     *("replay", "triage", "calibrate", "drill"),

@@ -1,0 +1,50 @@
+"""`surefoot fit`: scaling laws from a table of finished runs, with bands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from surefoot.core import strict_json
+
+
+class Law(StrEnum):
+    PARAMETRIC = "parametric"
+    ISOFLOP = "isoflop"
+    LR = "lr"
+    BATCH = "batch"
+
+
+def fit(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV of finished runs, one per line.")],
+    law: Annotated[Law, typer.Option("--law", help="What to fit.")],
+    at: Annotated[list[float] | None, typer.Option("--at", metavar="FLOPS", help="Say what the law means for this budget; repeat.")] = None,
+    count: Annotated[str, typer.Option("--count", metavar="COLUMN", help="The column that N is from.")] = "",
+    drop_highest: Annotated[int, typer.Option("--drop-highest", min=0, help="Leave out so many rows of the highest losses.")] = 0,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.html", help="Also draw the runs and the law.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws behind the bands.")] = 0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object; `plan` reads it as a law.")] = False,
+) -> None:
+    """Fit a scaling law to finished runs.
+
+    Columns: n (parameters), tokens or flops, loss (nats per token); --law lr also needs lr, --law batch needs batch. With n_active or
+    n_without_embedding beside n, the fit of each is shown. Bands are 95%. parametric is L = E + A/N^alpha + B/D^beta; isoflop is
+    N* = coef C^a through the best size of each budget; lr = coef N^p D^q; batch = coef D^q.
+
+    Examples: surefoot fit runs.csv --law parametric --at 1e24 | surefoot fit sweep.csv --law isoflop --json
+    """
+    from surefoot.cli.fit_page import page
+    from surefoot.plan.fit_answer import Question, answer_of
+    from surefoot.plan.table import read_table
+
+    question = Question(count=count, at=tuple(at or ()), drop_highest=drop_highest, seed=seed)
+    runs = read_table(table)
+    answer = answer_of(runs, law=law.value, question=question)
+    if plot is not None:
+        from surefoot.plan.fit_plot import write_plot
+
+        write_plot(plot, table=runs, answer=answer)
+    typer.echo(strict_json.dumps({"schema_version": 1, **answer}) if json_output else "\n".join(page(answer)))
