@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from surefoot.core.errors import ConfigError, PlanInfeasible
 from surefoot.plan.epochs import LimitedData, Losses
 from surefoot.plan.law_records import Surface
-from surefoot.plan.laws import Law, TokenCost
+from surefoot.plan.laws import SIX_ND, Law, TokenCost
 from surefoot.plan.published_laws import EPOCH
 
 SERVING_FLOPS = 2.0
@@ -49,7 +49,7 @@ class Bowl:
 
     losses: Losses
     surface: Surface
-    cost: TokenCost = TokenCost()
+    cost: TokenCost = SIX_ND
     borrowed: str = ""
 
     def at(self, n: float, flops: float) -> Point:
@@ -138,6 +138,26 @@ def of_loss(of: Bowl, n: float, loss: float) -> Point:
     if of.losses.loss(n, high) > loss:
         return Point(n, math.inf, loss)
     return Point(n, _bisected(lambda tokens: loss - of.losses.loss(n, tokens), low, high), loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Two models of one loss: `usual` trained as far as its size is best for, `instead` smaller and trained longer. FLOPs of training."""
+
+    usual: Point
+    instead: Point
+    flops: float
+    share: float
+
+
+def saving(of: Bowl, n: float, *, serving: Serving, instead: float | None = None) -> Saving:
+    """What the cheapest life of the quality of a best-trained `n` saves; of the size `instead`, where that is given."""
+    tokens = of.surface.tokens_for(n)
+    usual = Point(n, tokens, of.losses.loss(n, tokens))
+    other = of_loss(of, instead, usual.loss) if instead else cheapest_life(of, usual.loss, serving=serving)
+    before = life_cost(of, usual, serving)
+    saved = before - life_cost(of, other, serving)
+    return Saving(usual, other, saved, saved / before)
 
 
 def life_cost(of: Bowl, point: Point, serving: Serving) -> float:

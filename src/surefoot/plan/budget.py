@@ -1,4 +1,4 @@
-"""FLOPs from devices and days, and back: peak x devices x seconds x MFU x goodput. And what a model's tokens cost exactly, beside 6 N D. Pure."""
+"""FLOPs from devices and days, and back: peak x devices x seconds x MFU x goodput. What tokens cost exactly, beside 6 N D. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.plan.interval import SECONDS_PER_DAY
 from surefoot.plan.records import Reason
 
 USUAL_MFU = 0.40
-"""Where nobody has measured: dense models on hundreds of H100 reach 0.36 to 0.46 in the tables of llm-foundry, 0.41 to 0.49 in Megatron-LM's."""
+"""Where nobody has measured. Dense models on hundreds of H100: 0.36 to 0.46 in the tables of llm-foundry, 0.41 to 0.49 in Megatron-LM's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def budget(
     peak = accelerator.peak_flops(dtype)
     reasons = {"budget.peak_flops": Reason(f"dense {dtype} of one {accelerator.name}", accelerator.source)}
     if num_devices and days and flops:
-        mfu = _implied_mfu(accelerator, peak, num_devices=num_devices, days=days, flops=flops, goodput=goodput)
+        mfu = _implied_mfu(accelerator, peak, mfu or 1.0, num_devices=num_devices, days=days, flops=flops, goodput=goodput)
         reasons["budget.mfu"] = Reason(f"what {flops:.3g} FLOPs in {days:g} days on {num_devices} devices take", "arithmetic")
     elif mfu is None:
         mfu = USUAL_MFU
@@ -88,19 +88,23 @@ def budget(
     return Budget(accelerator, dtype, flops, num_devices, days, mfu, goodput, reasons)
 
 
-def _implied_mfu(accelerator: Accelerator, peak: float, *, num_devices: int, days: float, flops: float, goodput: float) -> float:
-    offered = peak * num_devices * days * SECONDS_PER_DAY * goodput
-    mfu = flops / offered
-    if mfu <= 1.0:
+def _implied_mfu(
+    accelerator: Accelerator, peak: float, reachable: float, *, num_devices: int, days: float, flops: float, goodput: float
+) -> float:
+    """What all three together ask of the devices; at most `reachable`."""
+    mfu = flops / (peak * num_devices * days * SECONDS_PER_DAY * goodput)
+    if mfu <= reachable * (1.0 + 1e-9):
         return mfu
-    needed = mfu / USUAL_MFU
+    likely = min(reachable, USUAL_MFU)
+    short = mfu / likely
+    beyond = "their dense peak" if reachable == 1.0 else f"what an MFU of {reachable:.0%} gives, for it takes {mfu:.0%} of their dense peak"
     raise PlanInfeasible(
-        f"{flops:.4g} FLOPs in {days:g} days on {num_devices} {accelerator.name} are {mfu:.0%} of their dense peak of {peak:.4g} FLOP/s",
+        f"{flops:.4g} FLOPs in {days:g} days on {num_devices} {accelerator.name} ask for {mfu / reachable:.0%} of {beyond}",
         where="budget",
-        hint=f"at an MFU of {USUAL_MFU:.0%} that takes {math.ceil(num_devices * needed)} devices, or {days * needed:.3g} days, "
-        f"or a budget of {flops / needed:.3g} FLOPs",
+        hint=f"at an MFU of {likely:.0%} that takes {math.ceil(num_devices * short)} devices, or {days * short:.3g} days, "
+        f"or a budget of {flops / short:.3g} FLOPs",
         got=mfu,
-        limit=1.0,
+        limit=reachable,
     )
 
 

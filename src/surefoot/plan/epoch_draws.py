@@ -1,8 +1,8 @@
-"""200 fits of the loss surface to resampled runs of Hoffmann et al.: how far the constants of the law `epoch` may be off, all five together.
+"""200 fits of the loss surface to resampled runs of Hoffmann et al.: how far all constants of the law `epoch` together may be off.
 
-Made by `surface.fit_surface(points, num_draws=200, seed=0)` from the 240 runs that Besiroglu et al. (arXiv 2404.10102) read off a figure and
-kept. A test fits anew and compares the bands. Each draw is written as nats that are missing at 1B parameters and at 20B tokens, because A and
-alpha are so entangled that neither means anything rounded alone.
+Made by `surface.fit_surface(points, num_draws=200, seed=0)` from the 240 runs that Besiroglu et al. (arXiv 2404.10102) read off a figure
+and kept; a test fits anew and compares. A and B are written as the nats that 1B parameters and 20B tokens lack: A and alpha are so
+entangled that neither means anything rounded alone.
 """
 
 from __future__ import annotations

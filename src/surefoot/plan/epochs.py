@@ -36,18 +36,13 @@ class LimitedData:
     def loss(self, n: float, tokens: float) -> float:
         """Nats per token."""
         unique = min(tokens, self.unique_tokens)
-        fitting = min(n, n_that_fits(self.surface, unique))
+        fitting = min(n, self.surface.n_for(unique))
         return self.surface.loss(_worth(n, fitting, PARAMETER_DECAY), _worth(tokens, unique, TOKEN_DECAY))
 
 
 def effective_tokens(tokens: float, *, unique_tokens: float) -> float:
     """How many fresh tokens `tokens` of `unique_tokens` are worth."""
     return tokens if tokens <= unique_tokens else _worth(tokens, unique_tokens, TOKEN_DECAY)
-
-
-def n_that_fits(surface: Surface, tokens: float) -> float:
-    """The N that `tokens` are the best number of tokens for."""
-    return float((surface.alpha * surface.A / (surface.beta * surface.B) * tokens**surface.beta) ** (1.0 / surface.alpha))
 
 
 def epochs_warning(tokens: float, *, unique_tokens: float) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from surefoot.core.errors import ConfigError
 from surefoot.plan import allocation
 from surefoot.plan.allocation import Bowl, Point, Serving
-from surefoot.plan.epochs import epochs_warning
 from surefoot.plan.epoch_draws import epoch_draws
+from surefoot.plan.epochs import epochs_warning
 from surefoot.plan.law_records import Surface
 from surefoot.plan.laws import ORDINARY_RATIO, Law, band
 from surefoot.plan.records import Reason
@@ -77,7 +78,7 @@ def frontier(law: Law, flops: float, *, wish: Wish | None = None, sizes: Sequenc
     wish = wish or Wish()
     _check(flops, (*sizes, *([wish.n] if wish.n is not None else [])))
     bowl = allocation.bowl(law, flops, unique_tokens=wish.unique_tokens)
-    drawn = _drawn(law, flops, wish.unique_tokens)
+    drawn = [(draw, allocation.best(draw, flops).loss) for draw in _drawn(law, flops, wish.unique_tokens)]
     best = allocation.best(bowl, flops)
     special = _special(bowl, flops, wish)
     ladder = sizes or tuple(_rounded(best.n * share) for share in LADDER)
@@ -97,7 +98,7 @@ def frontier(law: Law, flops: float, *, wish: Wish | None = None, sizes: Sequenc
         larger_by_2=bowl.at(2.0 * best.n, flops).loss - best.loss,
         smaller_by_2=bowl.at(best.n / 2.0, flops).loss - best.loss,
         reason=_reason(law, wish, choice),
-        warnings=(*law.warnings(flops), *_warnings(bowl, choice, wish)),
+        warnings=(*law.warnings(flops), *_warnings(law, bowl, choice, wish)),
     )
 
 
@@ -128,17 +129,13 @@ def _drawn(law: Law, flops: float, unique_tokens: float | None) -> list[Bowl]:
         return [allocation.bowl_of(draw, law.cost, unique_tokens) for draw in law.draws if isinstance(draw, Surface)]
     shapes = epoch_draws()
     optima = [draw.best_n(flops) for draw in law.draws] or [law.best_n(flops)]
-    moved = (
-        allocation.centred(shape, n=n, tokens=law.cost.tokens(n, flops), cost=law.cost)
-        for index, shape in enumerate(shapes)
-        for n in (optima[index % len(optima)],)
-    )
+    moved = (allocation.centred(shape, n=n, tokens=law.cost.tokens(n, flops), cost=law.cost) for shape, n in zip(shapes, cycle(optima)))
     return [allocation.bowl_of(surface, law.cost, unique_tokens) for surface in moved]
 
 
-def _row(bowl: Bowl, drawn: Sequence[Bowl], point: Point, best: Point, flops: float, wish: Wish, mark: str) -> Row:
-    losses = [draw.losses.loss(point.n, point.tokens) for draw in drawn]
-    over = [loss - allocation.best(draw, flops).loss for loss, draw in zip(losses, drawn, strict=True)]
+def _row(bowl: Bowl, drawn: Sequence[tuple[Bowl, float]], point: Point, best: Point, flops: float, wish: Wish, mark: str) -> Row:
+    losses = [draw.losses.loss(point.n, point.tokens) for draw, _ in drawn]
+    over = [max(0.0, loss - least) for loss, (_, least) in zip(losses, drawn, strict=True)]
     return Row(
         n=point.n,
         tokens=point.tokens,
@@ -165,10 +162,13 @@ def _reason(law: Law, wish: Wish, choice: Row) -> Reason:
     return Reason("the least loss for the budget; nothing says how much will be served, so the row for that is shown beside", law.source)
 
 
-def _warnings(bowl: Bowl, choice: Row, wish: Wish) -> list[str]:
+def _warnings(law: Law, bowl: Bowl, choice: Row, wish: Wish) -> list[str]:
     told = []
     if bowl.borrowed:
-        told.append(f"this law knows sizes, not losses: their shape is that of `{bowl.borrowed}`, moved to the law's optimum")
+        told.append(
+            f"`{law.name}` knows sizes, not losses: their shape is that of `{bowl.borrowed}`, moved to the law's optimum; compare rows, "
+            "and take no level from them"
+        )
     if choice.tokens_per_parameter > ORDINARY_RATIO:
         told.append(
             f"{choice.tokens_per_parameter:.0f} tokens per parameter: few runs behind any law go beyond {ORDINARY_RATIO:g}, and fits to "

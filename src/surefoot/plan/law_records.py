@@ -59,3 +59,11 @@ class Surface:
         """The N of the least loss where 6 N D = `flops`. Closed form of Hoffmann et al., equation 4."""
         ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1.0 / (self.alpha + self.beta))
         return float(ratio * (flops / 6.0) ** self.a)
+
+    def n_for(self, tokens: float) -> float:
+        """The N that `tokens` are the best number of tokens for."""
+        return float((self.alpha * self.A / (self.beta * self.B) * tokens**self.beta) ** (1.0 / self.alpha))
+
+    def tokens_for(self, n: float) -> float:
+        """The tokens that `n` is the best size for."""
+        return float((self.beta * self.B / (self.alpha * self.A) * n**self.alpha) ** (1.0 / self.beta))

@@ -69,6 +69,9 @@ class TokenCost:
         return flops / (self.per_parameter * n + self.per_token)
 
 
+SIX_ND = TokenCost()
+
+
 @dataclass(frozen=True, slots=True)
 class Law:
     """`flops_range` is of the runs it was fitted to, None where it is a rule of thumb; `note` is what a user of it should know."""
@@ -80,7 +83,7 @@ class Law:
     corpus: str
     flops_range: tuple[float, float] | None = None
     draws: tuple[Rule, ...] = ()
-    cost: TokenCost = TokenCost()
+    cost: TokenCost = SIX_ND
     note: str = ""
 
     @property

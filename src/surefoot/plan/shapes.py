@@ -54,8 +54,8 @@ class Shape:
         sizes = self.sizes
         kind = f"{sizes.num_experts} experts, {sizes.experts_per_token} of them for each token" if sizes.num_experts else "dense"
         return (
-            f"{self.n:.4g} parameters ({self.counts}), {self.error:+.1%} of what was asked; {sizes.d_model / sizes.num_layers:.0f} wide for "
-            f"each layer, feed-forward {sizes.d_ff / sizes.d_model:.2f} times the width, {kind}"
+            f"{self.n:.4g} parameters ({self.counts}), {self.error:+.1%} of what was asked; "
+            f"{sizes.d_model / sizes.num_layers:.0f} wide for each layer, feed-forward {sizes.d_ff / sizes.d_model:.2f} times the width, {kind}"
         )
 
 
@@ -104,7 +104,7 @@ def _check(n: float, vocab_size: int, experts: Experts | None) -> None:
         raise ConfigError(f"{n:g} parameters", where="--params", hint="give a number above 0", got=n)
     if vocab_size < 1:
         raise ConfigError(f"a vocabulary of {vocab_size}", where="--vocab-size", hint="give a number above 0", got=vocab_size)
-    if experts and not (1 <= experts.per_token and (experts.per_token <= experts.num or experts.total)):
+    if experts and not (experts.per_token >= 1 and (experts.per_token <= experts.num or experts.total)):
         what = f"{experts.per_token} of {experts.num} experts for each token"
         raise ConfigError(what, where="--experts", hint="give more experts than each token passes through", got=experts.per_token)
 
