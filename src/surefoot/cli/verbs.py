@@ -25,6 +25,8 @@ VERBS: Mapping[str, Verb] = {
     "config": Verb("surefoot.cli.config:app", "Show a config with the origin of every value."),
     "plan": Verb("surefoot.cli.plan:plan", "What planning will do (not in this release)."),
     "fit": Verb("surefoot.cli.fit:fit", "Fit a scaling law to a table of finished runs."),
+    "simulate": Verb("surefoot.cli.simulate:simulate", "How much of a run's time stays useful on machines that fail."),
+    "sweep": Verb("surefoot.cli.sweep:app", "Small runs that say what the large one should be."),
     "data": Verb("surefoot.cli.data:app", "Prepare text for training."),
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
     "resume": Verb("surefoot.cli.resume:resume", "Let a halted run go on."),
@@ -34,7 +36,6 @@ VERBS: Mapping[str, Verb] = {
 }
 
 NOT_IN_THIS_RELEASE = (
-    *("simulate", "sweep"),
     *("launch", "submit", "runs", "watch", "report", "inspect"),
     *("stop", "save", "pause", "rollback", "drain"),
     *("replay", "triage", "calibrate", "drill"),

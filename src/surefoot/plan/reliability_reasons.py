@@ -25,13 +25,13 @@ def _of_failures(operation: Operation, found: Reliability) -> dict[str, Reason]:
             f"(1 - (R + interval / 2) / M) / (1 + stall / interval), R = {operation.restart_s:g} s", "ETTR of arXiv 2410.21680, first order"
         ),
         "reliability.cost": Reason(
-            f"{operation.num_devices} devices at {operation.price_per_hour:g} USD an hour; a failure costs its restart and half an interval",
+            f"{operation.num_devices} devices at {operation.price_per_hour:g} USD an hour; a failure costs a restart and half an interval",
             "arithmetic",
         ),
         "reliability.spares": Reason(
             f"{found.spares.mean_in_repair:.2g} nodes in repair on average at the higher rate; so many are enough for "
             f"{found.spares.probability:.0%} of the time",
-            f"Poisson (C. Palm, 1943), repair {operation.repair_s / 3600.0:g} h; share of failures that take a node: arXiv 2407.21783, table 5",
+            f"Poisson (C. Palm, 1943), repair {operation.repair_s / 3600.0:g} h; what takes a node: arXiv 2407.21783, table 5",
         ),
     }
 
