@@ -23,7 +23,7 @@ class Implementation:
     d_model that stay whole, per block, where tp > 1. `keeps_mask`: a mask of (query, key) in each layer. `gathers_keys`: context parallel
     keeps keys and values of the whole sequence. `score_bytes`: of one (head, query, key) where attention is not fused.
 
-    `logit_bytes`: of one logit at the peak of the loss, 4 of which stay until the backward.
+    `logit_bytes`: of one logit, what stays until the backward, and all there is at the peak of the loss.
 
     `fully_shards`: weights are cut over `dp_shard` in every stage and gathered for use, else only what the stage says. `whole_gradients`:
     a pipeline keeps its stage's gradients whole until the last micro-batch, whatever the stage. `bucket_bytes`: of one parameter, in
@@ -46,7 +46,7 @@ class Implementation:
     score_bytes: int
     rope_tables: bool
     selective: Literal["products", "scores"]
-    logit_bytes: int
+    logit_bytes: tuple[int, int]
     fully_shards: bool
     whole_gradients: bool
     bucket_bytes: int
@@ -71,7 +71,7 @@ SUREFOOT = Implementation(
     score_bytes=10,
     rope_tables=True,
     selective="products",
-    logit_bytes=12,
+    logit_bytes=(4, 12),  # log-softmax; its gradient and that of the loss beside it
     fully_shards=True,
     whole_gradients=True,
     bucket_bytes=0,
@@ -103,7 +103,7 @@ MEGATRON = Implementation(
     score_bytes=5,
     rope_tables=False,
     selective="scores",
-    logit_bytes=8,
+    logit_bytes=(4, 8),
     fully_shards=False,
     whole_gradients=True,
     bucket_bytes=0,
@@ -127,7 +127,21 @@ NANOTRON = replace(
     balance="flops",
 )
 
-IMPLEMENTATIONS = {one.name: one for one in (SUREFOOT, SUREFOOT_ON_CPU, MEGATRON, NANOTRON)}
+FSDP = replace(
+    SUREFOOT,
+    name="fsdp",
+    source="mosaicml/llm-foundry: FSDP with bf16 parameters, GELU, flash-attn's kernels for attention and cross-entropy",
+    feed_forward=3,  # of a SwiGLU of equal size: 4 d_model go into the GELU and 4 come out, 8 / 3 of them are one width of three
+    keeps_mask=False,
+    gathers_keys=False,
+    rope_tables=False,
+    logit_bytes=(2, 4),
+)
+
+IMPLEMENTATIONS = {one.name: one for one in (SUREFOOT, SUREFOOT_ON_CPU, MEGATRON, NANOTRON, FSDP)}
 
 SUREFOOT_BF16 = Dtypes(weight=4, grad=4, master=0, moments=8, activation=2, reduce=4)
 """bf16 products under autocast: weights, gradients, moments and the residual stream are float32, 16 bytes of states."""
+
+SHARDED_BF16 = Dtypes(weight=2, grad=4, master=2, moments=8, activation=2, reduce=2)
+"""FSDP that gathers and reduces in bf16: 16 bytes of states in shards of float32. The master is counted without the 2 of the weight."""
