@@ -57,7 +57,8 @@ def changes(section: ModelSection) -> dict[str, float]:
     seen["logits"] = logits_of(model, tokens_BS[:, :-1]).detach()
     before = dict(seen)
     for _ in range(NUM_STEPS):
-        F.cross_entropy(logits_of(model, tokens_BS[:, :-1]).flatten(0, 1), tokens_BS[:, 1:].flatten()).backward()
+        loss = F.cross_entropy(logits_of(model, tokens_BS[:, :-1]).flatten(0, 1), tokens_BS[:, 1:].flatten())
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
     seen["logits"] = logits_of(model, tokens_BS[:, :-1]).detach()

@@ -1,0 +1,102 @@
+"""The folder of a sweep: `sweep.json` says which runs there are, `configs/` how the first of each size is trained, `runs/` holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.core.config_text import config_text
+from surefoot.core.durable import write_atomic
+from surefoot.core.errors import ConfigError
+from surefoot.core.sections import RunConfig
+from surefoot.core.strict_json import dumps, loads
+from surefoot.plan.sweep import Sweep
+
+SWEEP_NAME = "sweep.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of a sweep as its folder has it. `parent` is a run of this sweep, or the folder of any other run."""
+
+    name: str
+    budget_flops: float
+    flops: float
+    trained_flops: float
+    tokens: float
+    n: int
+    num_steps: int
+    parent: str = ""
+    branch_step: int = 0
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFolder:
+    """`about` is how the sweep came about: law, budgets, what is varied, the limit that was given."""
+
+    path: Path
+    kind: str
+    points: tuple[Point, ...]
+    about: Mapping[str, Any]
+
+    def run_dir(self, name: str) -> Path:
+        return self.path / "runs" / name
+
+    def config_file(self, name: str) -> Path:
+        return self.path / "configs" / f"{name}.toml"
+
+    def log_file(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
+
+    def parent_dir(self, point: Point) -> Path:
+        own = self.run_dir(point.parent)
+        return own if any(other.name == point.parent for other in self.points) else Path(point.parent)
+
+
+def points_of(sweep: Sweep) -> tuple[Point, ...]:
+    return tuple(
+        Point(
+            name=run.name,
+            budget_flops=run.budget_flops,
+            flops=run.flops,
+            trained_flops=run.trained_flops,
+            tokens=run.tokens,
+            n=run.sizes.num_parameters,
+            num_steps=run.config.train.num_steps,
+            parent=run.parent,
+            branch_step=run.branch_step,
+            overrides=run.overrides if run.parent else (),
+        )
+        for run in sweep.runs
+    )
+
+
+def write_sweep(folder: SweepFolder, configs: Mapping[str, RunConfig]) -> None:
+    """`sweep.json` comes last: a folder that has one is whole."""
+    (folder.path / "configs").mkdir(parents=True, exist_ok=True)
+    for name, config in configs.items():
+        there = replace(config, run=replace(config.run, dir=str(folder.run_dir(name).absolute())))
+        write_atomic(folder.config_file(name), config_text(there, folder=(folder.path / "configs").absolute()))
+    record = {"format_version": FORMAT_VERSION, "kind": folder.kind, "about": folder.about, "runs": [asdict(one) for one in folder.points]}
+    write_atomic(folder.path / SWEEP_NAME, dumps(record, indent=1) + "\n")
+
+
+def read_sweep(path: Path) -> SweepFolder:
+    """Raises ConfigError for a folder that holds no sweep, or one of a later version."""
+    file = path / SWEEP_NAME
+    try:
+        record: Any = loads(file.read_bytes())
+        if record["format_version"] > FORMAT_VERSION:
+            raise ConfigError(f"written by a later surefoot: format {record['format_version']}", where=str(file), hint="upgrade surefoot")
+        points = tuple(Point(**{**one, "overrides": tuple(one["overrides"])}) for one in record["runs"])
+        return SweepFolder(path, str(record["kind"]), points, record["about"])
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"no {SWEEP_NAME} here", where=str(path), hint="`surefoot sweep plan BASE.toml ... --out DIR` makes one"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"not the plan of a sweep: {error}", where=str(file), hint="plan the sweep again, into a new folder") from error

@@ -1,0 +1,210 @@
+"""`surefoot sweep gather`: finished runs as rows of a table that `surefoot fit` reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surefoot.cli.console import say
+from surefoot.cli.sweep_folder import SWEEP_NAME, read_sweep
+from surefoot.core.durable import write_atomic
+from surefoot.core.errors import DataError, SurefootError
+from surefoot.core.model_sizes import resolve_sizes
+from surefoot.core.strict_json import dumps
+
+if TYPE_CHECKING:
+    from surefoot.core.sections import RunConfig
+    from surefoot.plan.comparing import Standing
+
+TABLE_NAME = "runs.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run. `loss` is held out, in nats per token, after the last step; `flops` are exact, `mfu` is None without an accelerator."""
+
+    run: str
+    n: int
+    n_without_embedding: int
+    tokens: int
+    flops: float
+    flops_6nd: float
+    loss: float
+    bits_per_byte: float | None
+    lr: float
+    batch_tokens: int
+    num_steps: int
+    d_model: int
+    num_layers: int
+    schedule: str
+    finished: bool
+    lr_share: float
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """`left_out`: run -> why. `doubts`: what of the rows may not be compared, one sentence each."""
+
+    rows: tuple[Row, ...]
+    left_out: Mapping[str, str]
+    doubts: tuple[str, ...]
+
+
+def gather_(
+    paths: Annotated[list[Path], typer.Argument(metavar="DIR|RUN...", help="The folder of a sweep, or folders of runs.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the table goes; DIR/runs.csv for one sweep.")] = None,
+    accelerator: Annotated[str, typer.Option("--accelerator", help="Its peak turns the measured pace into MFU.")] = "",
+    all_runs: Annotated[bool, typer.Option("--all", help="Also runs that are not finished, with finished = false.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Gather the held-out losses of finished runs into a CSV for `surefoot fit`. What may not be compared is named.
+
+    Example: surefoot sweep gather sweeps/first && surefoot fit sweeps/first/runs.csv --law isoflop
+    """
+    gathered = gather(paths, accelerator=accelerator, all_runs=all_runs)
+    table = out or (paths[0] / TABLE_NAME if len(paths) == 1 and (paths[0] / SWEEP_NAME).exists() else None)
+    if table is not None:
+        write_atomic(table, as_csv(gathered.rows))
+    if as_json:
+        rows = [{item.name: getattr(row, item.name) for item in fields(Row)} for row in gathered.rows]
+        answer = {"rows": rows, "left_out": dict(gathered.left_out), "doubts": list(gathered.doubts)}
+        say(dumps({"schema_version": 1, **answer, "table": str(table) if table else None}))
+        return
+    if table is None:
+        say(as_csv(gathered.rows).rstrip("\n"))
+    for line in told(gathered):
+        say(line, err=table is None)
+    if table is not None:
+        say(f"{len(gathered.rows)} runs in {table}")
+
+
+def told(gathered: Gathered) -> list[str]:
+    return [f"left out: {name}: {why}" for name, why in gathered.left_out.items()] + [f"note: {doubt}" for doubt in gathered.doubts]
+
+
+def gather(paths: Sequence[Path], *, accelerator: str = "", all_runs: bool = False) -> Gathered:
+    """Raises DataError where nothing can be gathered."""
+    from surefoot.plan.comparing import unequal
+
+    peak_of = _peak_of(accelerator)
+    rows: list[Row] = []
+    standings: list[Standing] = []
+    left_out: dict[str, str] = {}
+    for name, run_dir, num_steps in _runs(paths):
+        try:
+            row, standing = _row(name, run_dir, num_steps=num_steps, peak_of=peak_of)
+        except SurefootError as error:
+            left_out[name] = error.what
+            continue
+        standings.append(standing)
+        if not math.isfinite(row.loss):
+            left_out[name] = "its loss is not a number: it diverged"
+        elif row.finished or all_runs:
+            rows.append(row)
+        else:
+            left_out[name] = f"it stands at step {standing.step} of {standing.num_steps}"
+    if not rows:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise DataError("no finished run here", where=", ".join(map(str, paths)), hint=reasons or "`surefoot sweep run DIR` trains them")
+    return Gathered(tuple(sorted(rows, key=lambda row: (row.flops, row.n))), left_out, tuple(unequal(standings)))
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([item.name for item in fields(Row)])
+    for row in rows:
+        values = [getattr(row, item.name) for item in fields(Row)]
+        writer.writerow(["" if value is None else str(value).lower() if isinstance(value, bool) else value for value in values])
+    return buffer.getvalue()
+
+
+def _runs(paths: Sequence[Path]) -> list[tuple[str, Path, int | None]]:
+    found: list[tuple[str, Path, int | None]] = []
+    for path in paths:
+        if (path / SWEEP_NAME).exists():
+            folder = read_sweep(path)
+            found += [(point.name, folder.run_dir(point.name), point.num_steps) for point in folder.points]
+        else:
+            found.append((path.name or path.absolute().name, path, None))
+    return found
+
+
+def _peak_of(accelerator: str) -> Any:
+    """Dense FLOP/s of one device for a precision; None without an accelerator."""
+    if not accelerator:
+        return lambda precision: None
+    from surefoot.plan.hardware import accelerator as known
+
+    return known(accelerator).peak_flops
+
+
+def _row(name: str, run_dir: Path, *, num_steps: int | None, peak_of: Any) -> tuple[Row, Standing]:
+    """Samples are what the loader counted: a branch that changed its batch, or a skipped update, leaves no other way to know."""
+    from surefoot.config import load_config
+    from surefoot.observe.metrics import read_steps
+    from surefoot.observe.run_dir import CONFIG_NAME, require_run
+    from surefoot.plan.comparing import Standing
+
+    require_run(run_dir)
+    config = load_config(run_dir / CONFIG_NAME).config
+    steps: list[dict[str, Any]] = read_steps(run_dir).to_pylist()
+    if not steps:
+        raise DataError("it has not finished a step", where=str(run_dir))
+    last = max(steps, key=lambda row: (row["generation"], row["attempt"], row["step"]))
+    wanted = num_steps or config.train.num_steps
+    share = float(last["lr"]) / config.optimizer.lr if config.optimizer.lr else 1.0
+    final = config.schedule.final_ratio if config.schedule.kind != "constant" else 1.0
+    standing = Standing(name, config.schedule.kind, int(last["step"]), wanted, share, final)
+    return _filled(name, config, steps, last, standing=standing, peak_of=peak_of), standing
+
+
+def _filled(
+    name: str, config: RunConfig, steps: Sequence[dict[str, Any]], last: Mapping[str, Any], *, standing: Standing, peak_of: Any
+) -> Row:
+    from surefoot.data.manifest import load_manifest
+    from surefoot.plan.measured_run import pace_of
+
+    vocab_size = load_manifest(config.data.path).tokenizer.vocab_size
+    sizes = resolve_sizes(config.model, vocab_size)
+    num_samples = int(last["next_sample"])
+    evaluated = [row for row in steps if row["val_loss"] is not None and row["step"] <= last["step"]]
+    if not evaluated:
+        raise DataError("it has no held-out loss", where=name, hint="data.heldout_fraction must leave some documents out")
+    loss_row = evaluated[-1]
+    pace = pace_of(steps)
+    samples_per_s = config.train.global_batch_size / pace.step_s if pace else None
+    flops_per_s = samples_per_s * sizes.flops_per_sequence(config.data.seq_len) if samples_per_s else None
+    peak = peak_of(config.train.precision)
+    tokens = num_samples * config.data.seq_len
+    return Row(
+        run=name,
+        n=sizes.num_parameters,
+        n_without_embedding=sizes.num_body_parameters,
+        tokens=tokens,
+        flops=float(num_samples * sizes.flops_per_sequence(config.data.seq_len)),
+        flops_6nd=6.0 * sizes.num_parameters * tokens,
+        loss=float(loss_row["val_loss"]),
+        bits_per_byte=loss_row["bits_per_byte"],
+        lr=config.optimizer.lr,
+        batch_tokens=config.train.global_batch_size * config.data.seq_len,
+        num_steps=standing.step,
+        d_model=sizes.d_model,
+        num_layers=sizes.num_layers,
+        schedule=config.schedule.kind,
+        finished=standing.is_finished,
+        lr_share=standing.lr_share,
+        tokens_per_s=samples_per_s * config.data.seq_len if samples_per_s else None,
+        flops_per_s=flops_per_s,
+        mfu=flops_per_s / (peak * config.parallel.num_ranks) if flops_per_s and peak else None,
+    )
