@@ -25,6 +25,7 @@ def fit(
     count: Annotated[str, typer.Option("--count", metavar="COLUMN", help="The column that N is from.")] = "",
     drop_highest: Annotated[int, typer.Option("--drop-highest", min=0, help="Leave out so many rows of the highest losses.")] = 0,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.html", help="Also draw the runs and the law.")] = None,
+    draws: Annotated[int, typer.Option("--draws", min=10, help="Fits behind the bands of --law parametric.")] = 200,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws behind the bands.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object; `plan` reads it as a law.")] = False,
 ) -> None:
@@ -40,7 +41,7 @@ def fit(
     from surefoot.plan.fit_answer import Question, answer_of
     from surefoot.plan.table import read_table
 
-    question = Question(count=count, at=tuple(at or ()), drop_highest=drop_highest, seed=seed)
+    question = Question(count=count, at=tuple(at or ()), drop_highest=drop_highest, num_draws=draws, seed=seed)
     runs = read_table(table)
     answer = answer_of(runs, law=law.value, question=question)
     if plot is not None:

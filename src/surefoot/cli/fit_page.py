@@ -44,7 +44,7 @@ def _held_out(held_out: Answer | None) -> str:
         return "  held out: nothing, there are too few runs"
     return (
         f"  held out: {held_out['num_rows']} runs of {held_out['from_flops']:.3g} FLOPs and more, predicted from the others: "
-        f"error mean {held_out['mean']:.2%}, max {held_out['max']:.2%}"
+        f"error mean {held_out['mean']:.2%}, max {held_out['max']:.2%} (the others: {held_out['of_rest']:.2%})"
     )
 
 

@@ -30,11 +30,12 @@ USUAL_FLOPS = (0.8, 1.25)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a table. `at` are budgets in FLOPs."""
+    """What is asked of a table. `at` are budgets in FLOPs; `num_draws` is of surfaces, whose draws are fits of their own."""
 
     count: str = ""
     at: tuple[float, ...] = ()
     drop_highest: int = 0
+    num_draws: int = 200
     seed: int = 0
 
 

@@ -51,12 +51,14 @@ LEAST_SHARE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Relative errors of the loss at the `num_rows` budgets of `from_flops` and more, of a surface fitted to the others."""
+    """Relative errors of the loss at the `num_rows` runs of `from_flops` and more, of a surface fitted to the rest; `of_rest` is its mean
+    error there."""
 
     num_rows: int
     from_flops: float
     mean: float
     max: float
+    of_rest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +237,9 @@ def _held_out(points: Points) -> HeldOut | None:
     if len(rest) < len(largest) or _problem(points.take(rest)):
         return None
     surface, _, _ = _best(points.take(rest), starts=None)
-    errors = np.abs(surface.losses(points.take(largest)) / points.loss[largest] - 1.0)
-    return HeldOut(len(largest), float(points.flops[largest].min()), float(errors.mean()), float(errors.max()))
+    errors = np.abs(surface.losses(points) / points.loss - 1.0)
+    beyond = errors[largest]
+    return HeldOut(len(largest), float(points.flops[largest].min()), float(beyond.mean()), float(beyond.max()), float(errors[rest].mean()))
 
 
 def summary_of(residuals: Sequence[float] | Floats) -> dict[str, float]:

@@ -27,7 +27,10 @@ SENSITIVE = 0.02
 """Change of the exponent a that is worth a warning: over two decades of compute it is 10% of N*."""
 
 FAR_WORSE = 4.0
-"""Held-out error over the root mean square error of the rows that were fitted."""
+"""Mean error of the runs that were held out over that of the others; a good surface comes to 1 to 2."""
+
+NEGLIGIBLE = 1e-3
+"""Relative error of a loss that is worth no warning."""
 
 NUM_WORST = 3
 
@@ -36,7 +39,7 @@ def surface_answer(table: Table, *, question: Question) -> dict[str, Any]:
     runs = read_runs(table, count=question.count)
     kept = _kept(runs, question.drop_highest)
     points = points_of(kept)
-    found = fit_surface(points, seed=question.seed)
+    found = fit_surface(points, num_draws=question.num_draws, seed=question.seed)
     held_out = found.held_out
     at = [predict(found, flops) for flops in question.at or (found.largest_flops,)]
     beside = None if question.drop_highest else _without_highest(points, found.surface)
@@ -101,7 +104,7 @@ def _without_highest(points: Points, surface: Surface) -> dict[str, Any] | None:
 def _of_count(table: Table, name: str, question: Question) -> dict[str, Any]:
     runs = _kept(read_runs(table, count=name), question.drop_highest)
     try:
-        found = fit_surface(points_of(runs), seed=question.seed)
+        found = fit_surface(points_of(runs), num_draws=question.num_draws, seed=question.seed)
     except DataError as error:
         return {"count": name, "count_is": COUNTS[name], "problem": error.what}
     bands = {constant: list(limits) for constant, limits in found.bands.items()}
@@ -121,9 +124,11 @@ def _warnings(found: SurfaceFit, beside: dict[str, Any] | None) -> Sequence[str]
         said.append(
             f"condition {found.condition:.3g}: the runs hardly tell alpha from beta; add some of far more and far fewer tokens a parameter"
         )
-    error = summary_of(found.residuals)["rms"]
-    if found.held_out and found.held_out.mean > FAR_WORSE * error and found.held_out.mean > 1e-3:
-        said.append(f"the largest budgets are missed by {found.held_out.mean:.2%}, the rest by {error:.2%}: the surface bends")
+    if (held_out := found.held_out) and held_out.mean > max(FAR_WORSE * held_out.of_rest, NEGLIGIBLE):
+        said.append(
+            f"the largest budgets are missed by {held_out.mean:.2%}, the rest by {held_out.of_rest:.2%}: "
+            "no surface of this form holds for both"
+        )
     if beside and abs(beside["change_of_a"]) > SENSITIVE:
         said.append(
             f"the {beside['num_dropped']} highest losses decide: without them a is {beside['a']:.4f}; --drop-highest leaves such rows out"
