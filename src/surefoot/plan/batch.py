@@ -192,5 +192,5 @@ def _reached(critical: Critical, batch_tokens: float, latest: float) -> float:
 
 def _round_up(samples: float) -> int:
     """To two digits: more would pretend to be known."""
-    unit = max(1, 10 ** (math.floor(math.log10(max(1.0, samples))) - 1))
+    unit = max(1, int(10.0 ** (math.floor(math.log10(max(1.0, samples))) - 1)))
     return math.ceil(samples / unit) * unit

@@ -53,10 +53,9 @@ class Shape:
         """In words, for the reasons of a plan."""
         sizes = self.sizes
         kind = f"{sizes.num_experts} experts, {sizes.experts_per_token} of them for each token" if sizes.num_experts else "dense"
-        return (
-            f"{self.n:.4g} parameters ({self.counts}), {self.error:+.1%} of what was asked; "
-            f"{sizes.d_model / sizes.num_layers:.0f} wide for each layer, feed-forward {sizes.d_ff / sizes.d_model:.2f} times the width, {kind}"
-        )
+        wide, feed_forward = sizes.d_model / sizes.num_layers, sizes.d_ff / sizes.d_model
+        proportion = f"{wide:.0f} wide for each layer, feed-forward {feed_forward:.2f} times the width"
+        return f"{self.n:.4g} parameters ({self.counts}), {self.error:+.1%} of what was asked; {proportion}, {kind}"
 
 
 @dataclass(frozen=True, slots=True)
