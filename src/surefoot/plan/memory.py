@@ -258,9 +258,9 @@ def _connections(layout: Layout) -> int:
 
 TERMS: dict[str, Reason] = {
     "parameters": Reason(
-        "weights in their own dtype: cut over tp and pp, experts over ep, and over data ranks as the stage of ZeRO says", ""
+        "weights in their own dtype: cut over tp and pp, experts over ep, shards over data ranks", "ZeRO, arXiv 1910.02054"
     ),
-    "gradients": Reason("cut as the weights; whole over data ranks under stage 1, and in a pipeline until its last micro-batch", ""),
+    "gradients": Reason("as the weights; whole over data ranks under stage 1 and in a pipeline", "ZeRO, arXiv 1910.02054"),
     "optimizer": Reason("masters and moments, cut over dp_shard and cp under every stage", "ZeRO, arXiv 1910.02054"),
     "activations": Reason("what blocks keep for the backward, times the micro-batches in flight", "counted; arXiv 2205.05198"),
     "embedding_and_head": Reason("token ids, tables of positions, the last norm and what enters the head", "counted"),
@@ -269,9 +269,7 @@ TERMS: dict[str, Reason] = {
     "workspace": Reason("gradients inside one block, and that block's activations where they are computed again", "counted"),
     "unsharded": Reason("weights that are gathered for use: two units, or the whole stage under ZeRO 1, 2 and in a pipeline", "arithmetic"),
     "communication_buffers": Reason("of reductions, of gathered inputs, and what a pipeline receives into", "counted"),
-    "fragmentation": Reason(
-        f"torch's allocator reserves {FRAGMENTATION:.0%} more than the short-lived tensors take", "calibrated on nanotron"
-    ),
+    "fragmentation": Reason(f"reserved beyond what is allocated: {FRAGMENTATION:.1%} of short-lived tensors", "calibrated on nanotron"),
     "nccl": Reason("buffers of each communicator, outside torch", "NVIDIA/nccl issue 1685"),
     "framework": Reason("the CUDA context and its kernels, outside torch", "NVIDIA/nccl issue 1685"),
 }
@@ -279,6 +277,6 @@ TERMS: dict[str, Reason] = {
 
 
 def told(memory: Memory) -> Sequence[tuple[str, float, Reason]]:
-    """(term, bytes, reason), then nothing hidden: they sum to `memory.total`."""
+    """(term, bytes, reason) of all there is: they sum to `memory.total`."""
     names = [field.name for field in fields(Memory) if field.name in TERMS]
     return [(name, getattr(memory, name), TERMS[name]) for name in names]
