@@ -193,7 +193,15 @@ def _where_balanced(
         of_n = of.cost.per_parameter * point.n * point.tokens + serving_cost(point)
         return by_n * of.train_flops(point) - by_tokens * of_n
 
-    return at(_bisected(lambda n: -excess(n), max(near / _REACH, least), near * _REACH))
+    smallest = max(near / _REACH, least)
+    if excess(smallest) < 0:
+        raise PlanInfeasible(
+            f"the best model would have less than {smallest:.3g} parameters, a {_REACH:.0e}th of the best one without serving",
+            where="allocation",
+            hint="look at how many tokens are served at what price, and how many unique ones there are",
+            limit=smallest,
+        )
+    return at(_bisected(lambda n: -excess(n), smallest, near * _REACH))
 
 
 def _slopes(losses: Losses, point: Point) -> tuple[float, float]:

@@ -13,10 +13,16 @@ from itertools import pairwise
 
 from surefoot.core.errors import ConfigError
 from surefoot.plan.law_records import Surface
+from surefoot.plan.records import Reason
 from surefoot.plan.tuning_laws import critical_by_loss
 
 Ramp = tuple[tuple[int, int], ...]
 """`train.batch_ramp`: (first_sample, batch), the last with the global batch. Empty: no ramp."""
+
+RAMP_REASON = Reason(
+    "each size begins when the critical batch, by the loss that is expected there, has come up to it",
+    "Kaplan et al., arXiv 2001.08361, section 5.1; that ramps save steps: Merrill et al., arXiv 2505.23971",
+)
 
 Critical = Callable[[float], float]
 """The critical batch in tokens, after so many tokens."""

@@ -76,7 +76,7 @@ class Frontier:
 def frontier(law: Law, flops: float, *, wish: Wish | None = None, sizes: Sequence[float] = ()) -> Frontier:
     """What `flops` of training buy by `law`. `sizes` replaces the ladder. Raises ConfigError for a budget or size that is none."""
     wish = wish or Wish()
-    _check(flops, (*sizes, *([wish.n] if wish.n is not None else [])))
+    _check(flops, (*sizes, *([wish.n] if wish.n is not None else [])), wish.serving)
     bowl = allocation.bowl(law, flops, unique_tokens=wish.unique_tokens)
     drawn = [(draw, allocation.best(draw, flops).loss) for draw in _drawn(law, flops, wish.unique_tokens)]
     best = allocation.best(bowl, flops)
@@ -102,9 +102,12 @@ def frontier(law: Law, flops: float, *, wish: Wish | None = None, sizes: Sequenc
     )
 
 
-def _check(flops: float, sizes: Sequence[float]) -> None:
+def _check(flops: float, sizes: Sequence[float], serving: Serving | None) -> None:
     if not 0 < flops < math.inf:
         raise ConfigError(f"a budget of {flops:g} FLOPs", where="--flops", hint="give a number above 0", got=flops)
+    if serving and not (0 < serving.tokens < math.inf and 0 < serving.relative_cost < math.inf):
+        what = f"{serving.tokens:g} served tokens at {serving.relative_cost:g} of the price of training"
+        raise ConfigError(what, where="--serve-tokens", hint="give numbers above 0, or leave it out", got=serving.tokens)
     for n in sizes:
         if not 0 < n < math.inf:
             raise ConfigError(f"{n:g} parameters", where="--params", hint="give a number above 0", got=n)

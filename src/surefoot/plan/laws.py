@@ -20,7 +20,7 @@ Counted = Literal["all", "without embedding", "body", "active", "flops/6"]
 
 all                  embedding and head too
 without embedding    the head is counted, for it costs FLOPs; the embedding is not, for it costs none
-body                 neither
+body                 neither; of experts, here and above, those that a token passes through
 active               all that one token passes through
 flops/6              no count: a sixth of the FLOPs per token outside the head, attention in full
 """
@@ -96,6 +96,10 @@ class Law:
     def best_tokens(self, flops: float) -> float:
         return self.cost.tokens(self.best_n(flops), flops)
 
+    def counts_for(self, *, is_mixture: bool) -> Counted:
+        """How to count the N of a model by this law: of experts, those that a token passes through, whatever dense models it is from."""
+        return "active" if is_mixture and self.counts == "all" else self.counts
+
     def n_band(self, flops: float) -> tuple[float, float] | None:
         """95%; None where nobody published how uncertain the law is."""
         return band(draw.best_n(flops) for draw in self.draws) if self.draws else None
@@ -157,11 +161,11 @@ def counted(sizes: ModelSizes, counts: Counted, *, seq_len: int = 0) -> float:
     """The N of a model as a law counts it."""
     if counts == "all":
         return float(sizes.num_parameters)
-    if counts == "without embedding":
-        return float(sizes.num_body_parameters + sizes.num_embedding_parameters)  # the head, tied or not
-    if counts == "body":
-        return float(sizes.num_body_parameters)
     if counts == "active":
         return float(sizes.num_active_parameters)
     body = sizes.num_active_parameters - sizes.num_embedding_parameters - sizes.num_head_parameters
+    if counts == "body":
+        return float(body)
+    if counts == "without embedding":
+        return float(body + sizes.num_embedding_parameters)  # the head is as large, tied or not
     return float(body + 2 * sizes.num_layers * sizes.num_heads * sizes.head_dim * seq_len)

@@ -128,6 +128,11 @@ def test_a_loss_below_all_models() -> None:
         allocation.at_size(OF_EPOCH, -1.0, 1e20)
 
 
+def test_serving_beyond_all_bounds() -> None:
+    with pytest.raises(PlanInfeasible, match="less than"):
+        allocation.for_serving(OF_EPOCH, 1e20, serving=Serving(1e24))
+
+
 def test_four_passes_cost_next_to_nothing_and_many_are_worthless() -> None:
     assert effective_tokens(4e11, unique_tokens=1e11) == pytest.approx(3.73e11, rel=0.005)
     assert effective_tokens(1e11, unique_tokens=1e11) == 1e11

@@ -96,6 +96,12 @@ def test_no_budget(flops: float) -> None:
         made(flops=flops)
 
 
+@pytest.mark.parametrize("serving", [Serving(0.0), Serving(-1e12), Serving(1e12, 0.0)])
+def test_no_serving(serving: Serving) -> None:
+    with pytest.raises(ConfigError, match="served tokens"):
+        made(wish=Wish(serving=serving))
+
+
 def test_no_size() -> None:
     with pytest.raises(ConfigError):
         made(wish=Wish(n=0.0))

@@ -131,6 +131,12 @@ def test_draws_of_a_line_have_the_errors_asked_for() -> None:
     assert abs(together) < 0.05 * 0.05 * 0.01
 
 
+def test_of_experts_the_active_ones_are_counted() -> None:
+    assert law("epoch").counts_for(is_mixture=True) == "active"
+    assert law("epoch").counts_for(is_mixture=False) == "all"
+    assert law("kaplan").counts_for(is_mixture=True) == "body"
+
+
 def test_what_is_counted() -> None:
     sizes = PUBLIC_SHAPES["llama-3-8b"]
     embedding = 128256 * 4096
@@ -141,3 +147,4 @@ def test_what_is_counted() -> None:
     assert counted(sizes, "flops/6", seq_len=8192) == everything - 2 * embedding + 2 * 32 * 4096 * 8192
     mixture = PUBLIC_SHAPES["mixtral-8x7b"]
     assert counted(mixture, "active") == mixture.num_active_parameters < counted(mixture, "all")
+    assert counted(mixture, "body") == mixture.num_active_parameters - 2 * 32000 * 4096
