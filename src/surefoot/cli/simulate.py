@@ -20,6 +20,7 @@ SCHEMA_VERSION = 1
 
 def simulate(
     gpus: Annotated[int | None, typer.Option("--gpus", help="Devices that train together: a failure of one stops all.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Instead of --gpus: whole nodes.")] = None,
     days: Annotated[float, typer.Option("--days", help="Wall time of the run.")] = 30.0,
     accelerator: Annotated[str, typer.Option("--accelerator", help="Says how many devices a node has; a name or a TOML.")] = "h100",
     failures_per_node_day: Annotated[
@@ -63,11 +64,12 @@ def simulate(
     if point:
         _points(point, seed=seed, json_output=json_output)
         return
-    if gpus is None:
-        raise ConfigError("nothing says how many devices train", where="--gpus", hint="surefoot simulate --gpus 1000 --days 30")
+    if (gpus is None) == (nodes is None):
+        what = "nothing says how many devices train" if gpus is None else "--gpus and --nodes say the same thing twice"
+        raise ConfigError(what, where="--gpus", hint="surefoot simulate --gpus 1000 --days 30")
     per_node = accelerator_of(accelerator).devices_per_node
     scenario = Scenario(
-        num_nodes=nodes_of(gpus, devices_per_node=per_node),
+        num_nodes=nodes_of(gpus, devices_per_node=per_node) if gpus is not None else nodes or 0,
         total_s=days * SECONDS_PER_DAY,
         failures_per_node_day=LLAMA_3.on_nodes_of(per_node) if failures_per_node_day is None else failures_per_node_day,
         stall_s=stall_s,

@@ -32,7 +32,7 @@ def answer_of(scenario: Scenario, found: Simulated, *, rate_source: str) -> dict
         "mtbf_s": scenario.mtbf_s,
         "interval_s": found.interval_s,
         "failures": {"value": found.num_failures.value, "band": found.num_failures.band},
-        "goodput": {"value": found.goodput.value, "band": found.goodput.band, "mean_band": found.mean_band},
+        "goodput": {"value": found.goodput.value, "band": found.goodput.band, "mean_band": found.mean_band, "edge_error": found.edge_error},
         "ettr": found.goodput.value,
         "classes": {name: share.value for name, share in found.classes.items()},
         "class_bands": {name: share.band for name, share in found.classes.items()},
@@ -92,8 +92,8 @@ def _reasons(scenario: Scenario, found: Simulated, *, rate_source: str) -> dict[
         "interval": Reason(interval, "Young 1974, Daly 2006" if wanted is None else "as given"),
         "closed form": Reason("(1 - (restart + half an interval) / mtbf) / (1 + stall / interval)", "arXiv 2410.21680, first order"),
         "runs": Reason(
-            f"{found.num_runs}, until the band's edges are known to a quarter of a point; the mean is {found.goodput.value:.3%} "
-            f"between {_band(found.mean_band)}",
+            f"{found.num_runs}: the edges of the band are known to {found.edge_error:.2%}, the mean to "
+            f"{(found.mean_band[1] - found.mean_band[0]) / 2:.2%}",
             "seeded draws",
         ),
     }

@@ -27,19 +27,17 @@ class SaveTimes:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBytes:
-    """`kept` is on disk for good or until retired, `in_flight` is the one being written, `peak` both: nothing goes before the new one is
-    known to be readable."""
+    """`rolling` are those that retention keeps for a while, `milestones` for good, `in_flight` is the one being written. `peak` is all of
+    them: nothing goes before the new one is known to be readable."""
 
     total: float
     per_rank: float
     per_node: float
     num_kept: int
-    kept: float
+    rolling: float
+    milestones: float
     in_flight: float
-
-    @property
-    def peak(self) -> float:
-        return self.kept + self.in_flight
+    peak: float
 
 
 def saved_bytes_per_parameter(dtypes: Dtypes, *, keep_weights: bool = True) -> int:
@@ -68,13 +66,19 @@ def save_times(
     )
 
 
-def checkpoint_bytes(total_bytes: float, *, num_ranks: int, devices_per_node: int, num_kept: int) -> CheckpointBytes:
+def checkpoint_bytes(
+    total_bytes: float, *, num_ranks: int, devices_per_node: int, num_rolling: int, num_milestones: int
+) -> CheckpointBytes:
+    """What stands on disk late in a run, at most."""
+    num_kept = num_rolling + num_milestones
     per_rank = total_bytes / num_ranks
     return CheckpointBytes(
         total=total_bytes,
         per_rank=per_rank,
         per_node=per_rank * min(devices_per_node, num_ranks),
         num_kept=num_kept,
-        kept=total_bytes * num_kept,
+        rolling=total_bytes * num_rolling,
+        milestones=total_bytes * num_milestones,
         in_flight=total_bytes,
+        peak=total_bytes * (num_kept + 1),
     )

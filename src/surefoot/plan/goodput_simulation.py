@@ -23,6 +23,9 @@ CLASSES = ("productive", "saving", "lost_work", "detecting", "waiting_for_node",
 
 BATCH = 250
 MAX_RUNS = 10_000
+MAX_DRAWN = 5_000_000
+"""Failures in all runs together, in seconds; one batch is always drawn."""
+
 EDGE_TOLERANCE = 0.0025
 """Standard error that the edges of the 95% band may have, as a share of the time: a quarter of a point."""
 
@@ -40,10 +43,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`classes` sum to 1. `goodput` is the share of `productive`; its mean is known to `mean_band` (95%)."""
+    """`classes` sum to 1. `goodput` is the share of `productive`; its mean is known to `mean_band` (95%), its band's edges to a standard
+    error of `edge_error`."""
 
     goodput: Share
     mean_band: tuple[float, float]
+    edge_error: float
     classes: dict[str, Share]
     num_failures: Share
     num_runs: int
@@ -68,22 +73,25 @@ class _Runs:
 
 
 def simulate(scenario: Scenario, *, seed: int = 0) -> Simulated:
-    """As many runs as narrow the band's edges to a quarter of a point. Raises ConfigError for a scenario that cannot be."""
+    """As many runs as narrow the band's edges to a quarter of a point, if seconds suffice. Raises ConfigError for what cannot be drawn."""
     check_scenario(scenario)
     generator = np.random.default_rng(seed)
     batches: list[_Runs] = []
     num_runs = 0
-    while num_runs < MAX_RUNS:
+    most = min(MAX_RUNS, MAX_DRAWN * scenario.mtbf_s / scenario.total_s)
+    while True:
         batches.append(_draw(scenario, BATCH, generator))
         num_runs += BATCH
         productive = _joined([runs.spent_s["productive"] for runs in batches]) / scenario.total_s
-        if _EDGE_ERROR * float(productive.std()) / math.sqrt(num_runs) <= EDGE_TOLERANCE:
+        edge_error = _EDGE_ERROR * float(productive.std()) / math.sqrt(num_runs)
+        if edge_error <= EDGE_TOLERANCE or num_runs >= most:
             break
     error = 1.96 * float(productive.std()) / math.sqrt(num_runs)
     mean = float(productive.mean())
     return Simulated(
         goodput=_share(productive),
         mean_band=(mean - error, mean + error),
+        edge_error=edge_error,
         classes={name: _share(_joined([runs.spent_s[name] for runs in batches]) / scenario.total_s) for name in CLASSES},
         num_failures=_share(_joined([runs.num_failures for runs in batches])),
         num_runs=num_runs,

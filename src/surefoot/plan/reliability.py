@@ -133,7 +133,8 @@ def assess(operation: Operation) -> Reliability:
         operation.state_bytes,
         num_ranks=operation.num_devices,
         devices_per_node=operation.hardware.devices_per_node,
-        num_kept=retention.num_kept,
+        num_rolling=retention.num_rolling,
+        num_milestones=retention.num_milestones,
     )
     goodput = _goodput(operation, failures, interval)
     cost = _losses(operation, failures, interval, goodput)

@@ -34,10 +34,6 @@ class Retention:
     num_milestones: int
     worst_rollback_steps: int
 
-    @property
-    def num_kept(self) -> int:
-        return self.num_rolling + self.num_milestones
-
 
 def retention_for(
     detection_s: float,

@@ -34,6 +34,9 @@ memory of other nodes survive one node (Gemini, SOSP 2023), but not a switch or 
 MAX_FAILURES = 20_000
 """Of one run, on average: drawn in seconds."""
 
+LEAST_INTERVAL_S = 1.0
+"""Saves stand between whole steps, even where they cost nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
@@ -97,7 +100,7 @@ class Scenario:
 def best_interval_s(scenario: Scenario) -> float:
     """Daly's, where a fault of each grade loses half of as many intervals as lie between two saves of the tier that survives it."""
     weight = sum(share * (source.every if (source := scenario.source_after(grade)) else 1) for grade, share in scenario.shares.items())
-    return max(daly_s(scenario.stall_s, scenario.mtbf_s / weight), scenario.least_interval_s)
+    return max(daly_s(scenario.stall_s, scenario.mtbf_s / weight), scenario.least_interval_s, LEAST_INTERVAL_S)
 
 
 def interval_of(scenario: Scenario) -> float:
@@ -127,8 +130,8 @@ def check_scenario(scenario: Scenario) -> None:
     above_zero = {"--gpus": scenario.num_nodes, "--days": scenario.total_s, "--failures-per-node-day": scenario.failures_per_node_day}
     at_least_zero = {"--stall-s": scenario.stall_s, "--detect-s": scenario.detect_s, "--repair-hours": scenario.repair_s}
     at_least_zero |= {f"--restart-s of {grade}": scenario.restart_s[grade] for grade in GRADES}
-    at_least_zero |= {"--lemon-factor": scenario.lemons.factor, "--evict-after": scenario.lemons.evict_after}
-    at_least_zero |= {"--spares": scenario.num_spares or 0}
+    at_least_zero |= {"--evict-after": scenario.lemons.evict_after, "--spares": scenario.num_spares or 0}
+    above_zero["--lemon-factor"] = scenario.lemons.factor
     if scenario.interval_s is not None:
         above_zero["--interval-s"] = scenario.interval_s
     for names, least, words in ((above_zero, math.ulp(0.0), "above 0"), (at_least_zero, 0.0, "of 0 or more")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.plan.batch import legal_batches
-from surefoot.plan.checkpoint_sizes import save_times, saved_bytes
+from surefoot.plan.checkpoint_sizes import checkpoint_bytes, save_times, saved_bytes
 from surefoot.plan.failures import LLAMA_3
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.interval import SECONDS_PER_DAY, young_s
@@ -80,14 +80,15 @@ def _disk() -> Row:
 
 def _generations() -> Row:
     total = saved_bytes(70e9, BF16_MASTERS)
+    stands = checkpoint_bytes(total, num_ranks=512, devices_per_node=8, num_rolling=3, num_milestones=0)
     return Row(
         "three-generations",
         "Keep three checkpoints, delete the oldest once the new one is validated: three times the size",
-        f"four stand on disk during each write: {4 * total / 1e12:.1f} TB for a 70B, not {3 * total / 1e12:.1f}",
+        f"four stand on disk during each write: {stands.peak / 1e12:.1f} TB for a 70B, not {stands.rolling / 1e12:.1f}",
         "incomplete",
         "the oldest goes after the new one is known to be good, so the new one is beside all three",
         "surefoot.plan.checkpoint_sizes",
-        {"peak": 4 * total, "told": 3 * total},
+        {"peak": stands.peak, "told": stands.rolling},
     )
 
 

@@ -71,6 +71,12 @@ def test_every_option_reaches_the_scenario(capsys: pytest.CaptureFixture[str]) -
     }
 
 
+def test_nodes_instead_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    by_nodes, by_devices = answer_of(capsys, "--nodes", "64"), answer_of(capsys, "--gpus", "512")
+    assert by_nodes == by_devices
+    assert answer_of(capsys, "--gpus", "513")["scenario"]["num_nodes"] == 65
+
+
 def test_the_page_names_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "--gpus", "512", "--days", "10"]) == 0
     page = capsys.readouterr().out
@@ -89,7 +95,15 @@ def test_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--gpus", "0"), ("--gpus", "8", "--tier", "tape"), ("--gpus", "8", "--point", "x"), ("--gpus", "8", "--days", "0")]
+    "arguments",
+    [
+        (),
+        ("--gpus", "0"),
+        ("--gpus", "8", "--tier", "tape"),
+        ("--gpus", "8", "--point", "x"),
+        ("--gpus", "8", "--days", "0"),
+        ("--gpus", "8", "--nodes", "1"),
+    ],
 )
 def test_bad_usage_is_exit_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", *arguments]) == 2

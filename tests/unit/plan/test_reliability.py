@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.checkpoint.retention import retire
@@ -65,6 +65,8 @@ def test_a_thousand_devices_for_a_month() -> None:
     assert found.interval.steps == 151
     assert found.bytes.total == pytest.approx(581e9)
     assert found.bytes.per_rank == pytest.approx(0.58e9, rel=0.01)
+    assert found.bytes.peak == found.bytes.rolling + found.bytes.milestones + found.bytes.in_flight
+    assert found.bytes.milestones == found.retention.num_milestones * found.bytes.total
     assert 0.98 < found.goodput.value < 0.995
     assert found.goodput.band[0] < found.goodput.value < found.goodput.band[1]
     assert found.cost.run_usd == pytest.approx(2.16e6)
@@ -143,6 +145,7 @@ def kept_by_the_run(*, interval_steps: int, keep_last: int, cover_steps: int, nu
     return after
 
 
+@settings(max_examples=40, deadline=None)
 @given(interval_steps=st.sampled_from([10, 150]), keep_last=st.integers(1, 4), num_covered=st.integers(0, 60))
 def test_no_more_stand_on_disk_than_planned(interval_steps: int, keep_last: int, num_covered: int) -> None:
     rule = {"interval_steps": interval_steps, "keep_last": keep_last, "cover_steps": num_covered * interval_steps}
