@@ -19,27 +19,40 @@ def config_text(config: RunConfig, *, folder: Path, origins: Mapping[str, str] |
 
     `origins` (setting -> where its value came from) become comments; without them there are none.
     """
+    return _text(config, folder=folder, origins=origins or {}, run_dir=run_dir, only_told=False)
+
+
+def told_text(config: RunConfig, told: Mapping[str, str], *, folder: Path) -> str:
+    """Only the settings of `told`, each with what is told of it as a comment, if anything: for a person to read and to go on writing."""
+    return _text(config, folder=folder, origins=told, run_dir=None, only_told=True)
+
+
+def _text(config: RunConfig, *, folder: Path, origins: Mapping[str, str], run_dir: str | None, only_told: bool) -> str:
     lines: list[str] = []
     for item in fields(config):
         section: Any = getattr(config, item.name)
-        if fields(section):
-            lines += ["", f"[{item.name}]"]
-            lines += _section_lines(section, item.name, folder=folder, origins=origins or {}, run_dir=run_dir)
+        written = list(_section_lines(section, item.name, folder=folder, origins=origins, run_dir=run_dir, only_told=only_told))
+        if written or (fields(section) and not only_told):
+            lines += ["", f"[{item.name}]", *written]
     return "\n".join(lines[1:]) + "\n"
 
 
-def _section_lines(section: Any, path: str, *, folder: Path, origins: Mapping[str, str], run_dir: str | None) -> Iterator[str]:
+def _section_lines(
+    section: Any, path: str, *, folder: Path, origins: Mapping[str, str], run_dir: str | None, only_told: bool
+) -> Iterator[str]:
     tables: list[str] = []
     for item in fields(section):
         value, place = getattr(section, item.name), f"{path}.{item.name}"
         if isinstance(value, tuple) and value and is_dataclass(value[0]):
             for index, table in enumerate(value):
-                tables += ["", f"[[{place}]]"]
-                tables += _section_lines(table, f"{place}[{index}]", folder=folder, origins=origins, run_dir=None)
+                inner = _section_lines(table, f"{place}[{index}]", folder=folder, origins=origins, run_dir=None, only_told=only_told)
+                tables += ["", f"[[{place}]]", *inner]
+            continue
+        if only_told and place not in origins:
             continue
         shown = run_dir if place == "run.dir" and run_dir is not None else _relative(value, item, folder=folder)
         text = f"{item.name} = {toml_value(shown)}"
-        yield f"{text:<{_COMMENT_COLUMN}}# {origins[place]}" if place in origins else text
+        yield f"{text:<{_COMMENT_COLUMN}}# {origins[place]}" if origins.get(place) else text
     yield from tables
 
 

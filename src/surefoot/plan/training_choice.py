@@ -1,0 +1,101 @@
+"""How a model is trained: batch, ramp, learning rate, schedule, each from published laws and made legal for the layout. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from surefoot.core.model_sizes import ModelSizes
+from surefoot.plan.batch import LegalBatch, Ramp, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps
+from surefoot.plan.law_records import Surface
+from surefoot.plan.records import Reason
+from surefoot.plan.schedules import Schedule, propose_schedule
+from surefoot.plan.tuning_laws import Run, SideBySide, batches, learning_rates, lr_for_batch
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingChoice:
+    """`lr` is the peak. `over_critical`: how many times the batch exceeds the critical one at the end; 1 or less is well."""
+
+    batch: LegalBatch
+    ramp: Ramp
+    num_steps: int
+    lr: float
+    schedule: Schedule
+    batch_laws: SideBySide
+    lr_laws: SideBySide
+    over_critical: float
+    reasons: dict[str, Reason]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        told = []
+        if self.batch.worst_waste > 0:
+            told.append(self.batch.why)
+        if self.over_critical > 1.0:
+            told.append(
+                f"the batch is {self.over_critical:.2g} times the critical one of Kaplan's law at the end of the run: tokens are wasted"
+            )
+        return tuple(told)
+
+
+def wished_batch(sizes: ModelSizes, *, tokens: float, loss: float, seq_len: int) -> int:
+    """In sequences, before any layout is known."""
+    return max(1, round(batches(_run(sizes, tokens, loss)).chosen.value / seq_len))
+
+
+def choose_training(
+    sizes: ModelSizes,
+    *,
+    tokens: float,
+    loss: float,
+    seq_len: int,
+    surface: Surface,
+    data_ranks: Iterable[int],
+    micro_batch_size: int,
+    given_batch: int | None = None,
+) -> TrainingChoice:
+    """For a layout of so many data ranks, or of each of several that the run may come to have."""
+    run = _run(sizes, tokens, loss)
+    ranks = tuple(data_ranks)
+    laws = batches(run)
+    near = given_batch or max(1, round(laws.chosen.value / seq_len))
+    legal = legal_batches(near, data_ranks=ranks, micro_batch_size=micro_batch_size, given=given_batch is not None)
+    num_samples = max(1, round(tokens / seq_len))
+    critical = critical_in_run(surface, float(sizes.num_active_parameters))
+    ramp = batch_ramp(
+        legal.batch, seq_len=seq_len, num_samples=num_samples, critical=critical, data_ranks=ranks, micro_batch_size=micro_batch_size
+    )
+    steps = num_steps(num_samples, global_batch=legal.batch, ramp=ramp)
+    rates = learning_rates(run)
+    lr = lr_for_batch(rates.chosen.value, batch=laws.chosen.value, to_batch=legal.batch * seq_len)
+    schedule = propose_schedule(steps, n=run.n, tokens_per_step=legal.batch * seq_len)
+    return TrainingChoice(
+        batch=legal,
+        ramp=ramp,
+        num_steps=steps,
+        lr=float(f"{lr:.3g}"),
+        schedule=schedule,
+        batch_laws=laws,
+        lr_laws=rates,
+        over_critical=above_critical(legal.batch, seq_len=seq_len, num_samples=num_samples, critical=critical),
+        reasons=_reasons(legal, laws, rates, schedule, given_batch),
+    )
+
+
+def _run(sizes: ModelSizes, tokens: float, loss: float) -> Run:
+    """The tuning laws count without the embedding."""
+    return Run(n=float(sizes.num_active_parameters - sizes.num_embedding_parameters), tokens=tokens, loss=loss)
+
+
+def _reasons(legal: LegalBatch, laws: SideBySide, rates: SideBySide, schedule: Schedule, given_batch: int | None) -> dict[str, Reason]:
+    said = f"{laws.reason.why}; they are {laws.disagreement:.2g} times apart" if given_batch is None else "as given"
+    reasons = {
+        "training.global_batch_size": Reason(f"{said}; {legal.why}", laws.reason.source if given_batch is None else "--batch"),
+        "training.lr": Reason(
+            f"{rates.reason.why}; they are {rates.disagreement:.2g} times apart; a smaller batch takes it down by its root",
+            rates.reason.source,
+        ),
+        "training.batch_ramp": Reason("doublings, each when the critical batch has come up to it", "Kaplan et al., arXiv 2001.08361"),
+    }
+    return reasons | {f"training.{name}": reason for name, reason in schedule.reasons.items()}
