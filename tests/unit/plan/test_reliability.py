@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.checkpoint.retention import retire
+from surefoot.core import strict_json
 from surefoot.core.records import CheckpointRef
 from surefoot.plan.checkpoint_sizes import save_times, saved_bytes
 from surefoot.plan.failures import LLAMA_3, LLAMA_3_CAUSES, RSC_1, llama_3_shares, poisson_band, poisson_quantile
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.records import BF16_MASTERS, FP32
 from surefoot.plan.reliability import Operation, assess
+from surefoot.plan.reliability_answer import answer_of
 from surefoot.plan.reliability_reasons import reasons_of
 from surefoot.plan.retention import retention_for, rolling_checkpoints
 from surefoot.plan.spares import spares_for
@@ -78,6 +81,17 @@ def test_where_the_time_goes_adds_up() -> None:
         goodput = assess(operation).goodput
         assert goodput.value + goodput.saving + goodput.lost_work + goodput.restarting == pytest.approx(1.0)
         assert min(goodput.saving, goodput.lost_work, goodput.restarting) > 0
+
+
+def test_the_answer_has_a_reason_for_each_part() -> None:
+    found = assess(FLAGSHIP)
+    answer = answer_of(found)
+    assert set(answer["checkpoint"]) >= {"interval_s", "interval_steps", "retention", "bytes"}
+    assert set(answer["reliability"]) >= {"failures", "goodput", "cost", "spares"}
+    for path in reasons_of(FLAGSHIP, found):
+        part, _, name = path.partition(".")
+        assert name in answer[part], path
+    assert strict_json.plain(answer) == json.loads(strict_json.dumps(answer))
 
 
 def test_every_part_has_a_reason_and_a_source() -> None:
