@@ -133,4 +133,4 @@ def test_a_difference_would_be_seen() -> None:
     written_at_once = tuple(replace(tier, write_s=0.0) for tier in PLAIN.tiers)
     assert "lost_work" in far_apart("plain", replace(PLAIN, tiers=written_at_once))
     assert "waiting_for_node" in far_apart("plain", replace(PLAIN, num_spares=3))
-    assert "restarting" in far_apart("plain", replace(PLAIN, clock="productive"))
+    assert "detecting" in far_apart("plain", replace(PLAIN, clock="productive"))
