@@ -97,10 +97,10 @@ def _fit_of(other: Answer) -> str:
 def _prediction(one: Answer) -> list[str]:
     bands = one["bands"]
     loss = f", loss {one['loss']:.4f} {_band(bands.get('loss'))}".rstrip() if "loss" in one else ""
+    ratio = f"{one['tokens_per_parameter']:.3g} {_band(bands.get('tokens_per_parameter'), digits=3)}".rstrip()
     return [
-        f"  at {one['flops']:.4g} FLOPs, {_distance(one['times_largest'])}: N* {_counted(one['n'], bands.get('n'))}, "
-        f"D* {_counted(one['tokens'], bands.get('tokens'))}, D*/N* {one['tokens_per_parameter']:.3g} "
-        f"{_band(bands.get('tokens_per_parameter'), digits=3)}{loss}"
+        f"  at {one['flops']:.4g} FLOPs, {_distance(one['times_largest'])}",
+        f"    N* {_counted(one['n'], bands.get('n'))}, D* {_counted(one['tokens'], bands.get('tokens'))}, D*/N* {ratio}{loss}",
     ]
 
 

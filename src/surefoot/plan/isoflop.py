@@ -21,7 +21,7 @@ from surefoot.plan.budget_curve import Optimum as Optimum
 
 Floats = NDArray[np.float64]
 
-SAME_BUDGET = 0.1
+SAME_BUDGET = 0.2
 """Relative difference up to which compute counts as one budget: whole numbers of steps, and FLOPs that are counted exactly, are not round.
 What a loss owes to being off the middle of its budget is taken out of it."""
 
@@ -111,15 +111,19 @@ def mirrored(n_law: PowerLaw, coef: float, exponent: float, *, times: float) -> 
 
 
 def budgets_of(flops: Floats) -> list[NDArray[np.intp]]:
-    """Rows of equal compute, the smallest budget first."""
+    """Rows of equal compute, the smallest budget first: rows are parted at the widest gaps until no budget is wider than `SAME_BUDGET`."""
     order = np.argsort(flops, kind="stable")
-    groups: list[list[int]] = []
-    for row in order:
-        if groups and flops[row] <= flops[groups[-1][0]] * (1.0 + SAME_BUDGET):
-            groups[-1].append(int(row))
-        else:
-            groups.append([int(row)])
-    return [np.array(group) for group in groups]
+    logs = np.log(flops[order])
+    found: list[NDArray[np.intp]] = []
+    open_ranges = [(0, len(order))]
+    while open_ranges:
+        low, high = open_ranges.pop()
+        if logs[high - 1] - logs[low] <= math.log1p(SAME_BUDGET):
+            found.append(order[low:high])
+            continue
+        cut = low + 1 + int(np.argmax(np.diff(logs[low:high])))
+        open_ranges += [(cut, high), (low, cut)]
+    return found
 
 
 def _at_their_middle(flops: Floats, loss: Floats) -> list[tuple[NDArray[np.intp], float, Floats]]:

@@ -36,7 +36,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "n": ("params", "parameters", "num_parameters", "num_params", "model_size"),
     "tokens": ("d", "num_tokens", "training_tokens"),
     "flops": ("c", "flop", "num_flops", "compute", "training_flop", "training_flops"),
-    "loss": ("final_loss",),
+    "loss": ("final_loss", "val_loss"),
     "lr": ("learning_rate",),
     "batch": ("batch_tokens", "batch_size", "global_batch_size"),
 }
