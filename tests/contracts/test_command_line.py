@@ -20,7 +20,12 @@ from surefoot.core.sections import ModelSection
 
 Surefoot = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = {"torch", "pyarrow", "wandb", "tokenizers"}
-WITH_VERBS = {"config": ("show",), "data": ("prepare",), "checkpoint": ("list", "verify", "audit", "prove", "import", "export", "branch")}
+WITH_VERBS = {
+    "config": ("show",),
+    "data": ("prepare",),
+    "checkpoint": ("list", "verify", "audit", "prove", "import", "export", "branch"),
+    "sweep": ("plan", "run", "gather", "fit", "probe"),
+}
 
 
 def help_calls() -> list[tuple[str, ...]]:

@@ -94,7 +94,8 @@ def _tell_probe(folder: SweepFolder, gathered: Gathered, *, as_json: bool) -> No
         )
     upper = f"below {verdict.beyond_tokens:,.0f}" if verdict.beyond_tokens else "and no batch that was tried is beyond"
     say(f"the critical batch after {answer['tokens_seen']:.3g} tokens is at least {verdict.within_tokens:,.0f} tokens, {upper}")
-    say("\n".join(f"left out: {name}: {why}" for name, why in gathered.left_out.items()))
+    for line in told(gathered):
+        say(line)
 
 
 def _pace(rows: Sequence[Row]) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from surefoot.cli.console import say
 from surefoot.cli.sweep_folder import SWEEP_NAME, read_sweep
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import DataError, SurefootError
-from surefoot.core.model_sizes import resolve_sizes
+from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -98,25 +98,22 @@ def gather(paths: Sequence[Path], *, accelerator: str = "", all_runs: bool = Fal
 
     peak_of = _peak_of(accelerator)
     rows: list[Row] = []
-    standings: list[Standing] = []
+    compared: list[Standing] = []
     left_out: dict[str, str] = {}
     for name, run_dir, num_steps in _runs(paths):
         try:
-            row, standing = _row(name, run_dir, num_steps=num_steps, peak_of=peak_of)
+            seen = _seen(name, run_dir, num_steps=num_steps)
+            if seen.standing.is_finished or all_runs:
+                rows.append(_row(seen, peak_of=peak_of))
+                compared.append(seen.standing)
+            else:
+                left_out[name] = unequal([seen.standing])[0]
         except SurefootError as error:
             left_out[name] = error.what
-            continue
-        standings.append(standing)
-        if not math.isfinite(row.loss):
-            left_out[name] = "its loss is not a number: it diverged"
-        elif row.finished or all_runs:
-            rows.append(row)
-        else:
-            left_out[name] = f"it stands at step {standing.step} of {standing.num_steps}"
     if not rows:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise DataError("no finished run here", where=", ".join(map(str, paths)), hint=reasons or "`surefoot sweep run DIR` trains them")
-    return Gathered(tuple(sorted(rows, key=lambda row: (row.flops, row.n))), left_out, tuple(unequal(standings)))
+    return Gathered(tuple(sorted(rows, key=lambda row: (row.flops, row.n))), left_out, tuple(unequal(compared)))
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -149,8 +146,17 @@ def _peak_of(accelerator: str) -> Any:
     return known(accelerator).peak_flops
 
 
-def _row(name: str, run_dir: Path, *, num_steps: int | None, peak_of: Any) -> tuple[Row, Standing]:
-    """Samples are what the loader counted: a branch that changed its batch, or a skipped update, leaves no other way to know."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the folder of a run says. `last` is the row of its newest step."""
+
+    config: RunConfig
+    steps: Sequence[Mapping[str, Any]]
+    last: Mapping[str, Any]
+    standing: Standing
+
+
+def _seen(name: str, run_dir: Path, *, num_steps: int | None) -> _Seen:
     from surefoot.config import load_config
     from surefoot.observe.metrics import read_steps
     from surefoot.observe.run_dir import CONFIG_NAME, require_run
@@ -162,40 +168,37 @@ def _row(name: str, run_dir: Path, *, num_steps: int | None, peak_of: Any) -> tu
     if not steps:
         raise DataError("it has not finished a step", where=str(run_dir))
     last = max(steps, key=lambda row: (row["generation"], row["attempt"], row["step"]))
-    wanted = num_steps or config.train.num_steps
     share = float(last["lr"]) / config.optimizer.lr if config.optimizer.lr else 1.0
     final = config.schedule.final_ratio if config.schedule.kind != "constant" else 1.0
-    standing = Standing(name, config.schedule.kind, int(last["step"]), wanted, share, final)
-    return _filled(name, config, steps, last, standing=standing, peak_of=peak_of), standing
+    wanted = num_steps or config.train.num_steps
+    return _Seen(config, steps, last, Standing(name, config.schedule.kind, int(last["step"]), wanted, share, final))
 
 
-def _filled(
-    name: str, config: RunConfig, steps: Sequence[dict[str, Any]], last: Mapping[str, Any], *, standing: Standing, peak_of: Any
-) -> Row:
+def _row(seen: _Seen, *, peak_of: Any) -> Row:
+    """Samples are what the loader counted: after a branch with another batch there is no other way to know."""
     from surefoot.data.manifest import load_manifest
-    from surefoot.plan.measured_run import pace_of
 
-    vocab_size = load_manifest(config.data.path).tokenizer.vocab_size
-    sizes = resolve_sizes(config.model, vocab_size)
-    num_samples = int(last["next_sample"])
-    evaluated = [row for row in steps if row["val_loss"] is not None and row["step"] <= last["step"]]
+    config, standing = seen.config, seen.standing
+    sizes = resolve_sizes(config.model, load_manifest(config.data.path).tokenizer.vocab_size)
+    evaluated = [row for row in seen.steps if row["val_loss"] is not None and row["step"] <= standing.step]
     if not evaluated:
-        raise DataError("it has no held-out loss", where=name, hint="data.heldout_fraction must leave some documents out")
-    loss_row = evaluated[-1]
-    pace = pace_of(steps)
-    samples_per_s = config.train.global_batch_size / pace.step_s if pace else None
-    flops_per_s = samples_per_s * sizes.flops_per_sequence(config.data.seq_len) if samples_per_s else None
-    peak = peak_of(config.train.precision)
+        raise DataError("it has no held-out loss", where=standing.name, hint="data.heldout_fraction must leave some documents out")
+    loss = float(evaluated[-1]["val_loss"])
+    if not math.isfinite(loss):
+        raise DataError("its loss is not a number: it diverged", where=standing.name)
+    num_samples = int(seen.last["next_sample"])
     tokens = num_samples * config.data.seq_len
+    tokens_per_s, flops_per_s = _pace(seen, sizes)
+    peak = peak_of(config.train.precision)
     return Row(
-        run=name,
+        run=standing.name,
         n=sizes.num_parameters,
         n_without_embedding=sizes.num_body_parameters,
         tokens=tokens,
         flops=float(num_samples * sizes.flops_per_sequence(config.data.seq_len)),
         flops_6nd=6.0 * sizes.num_parameters * tokens,
-        loss=float(loss_row["val_loss"]),
-        bits_per_byte=loss_row["bits_per_byte"],
+        loss=loss,
+        bits_per_byte=evaluated[-1]["bits_per_byte"],
         lr=config.optimizer.lr,
         batch_tokens=config.train.global_batch_size * config.data.seq_len,
         num_steps=standing.step,
@@ -204,7 +207,18 @@ def _filled(
         schedule=config.schedule.kind,
         finished=standing.is_finished,
         lr_share=standing.lr_share,
-        tokens_per_s=samples_per_s * config.data.seq_len if samples_per_s else None,
+        tokens_per_s=tokens_per_s,
         flops_per_s=flops_per_s,
         mfu=flops_per_s / (peak * config.parallel.num_ranks) if flops_per_s and peak else None,
     )
+
+
+def _pace(seen: _Seen, sizes: ModelSizes) -> tuple[float | None, float | None]:
+    """(tokens/s, FLOP/s) of the whole run's devices together."""
+    from surefoot.plan.measured_run import pace_of
+
+    pace = pace_of(seen.steps)
+    if pace is None:
+        return None, None
+    samples_per_s = seen.config.train.global_batch_size / pace.step_s
+    return samples_per_s * seen.config.data.seq_len, samples_per_s * sizes.flops_per_sequence(seen.config.data.seq_len)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -115,8 +116,10 @@ def _work_off(state: _State, *, jobs: int) -> None:
 def _data_path(folder: SweepFolder) -> Path | None:
     from surefoot.config import load_config
 
-    first = next((point for point in folder.points if not point.parent), None)
-    return Path(load_config(folder.config_file(first.name)).config.data.path) if first else None
+    for point in (point for point in folder.points if not point.parent):
+        with suppress(ConfigError):  # its own run will say so
+            return Path(load_config(folder.config_file(point.name)).config.data.path)
+    return None
 
 
 def _next(state: _State) -> Point | None:
