@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.core.errors import DataError
 from surefoot.plan.best_loss import LossLaw, fit_best_loss
-from surefoot.plan.fit_answer import Question, count_warnings, origin, prediction, prediction_warnings
+from surefoot.plan.fit_parts import Question, count_warnings, origin, prediction, prediction_warnings
 from surefoot.plan.isoflop import IsoFlopFit, PowerLaw, fit_isoflop
 from surefoot.plan.table import COUNTS, Runs, Table, read_runs
 

@@ -1,14 +1,11 @@
 """The loss surface L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al. (arXiv 2203.15556, approach 3), fitted to finished runs. Pure.
 
-The objective is theirs: the *sum* of Huber losses, delta 1e-3, of the error of log L. It has a long curved valley, in which one descent
-with the usual tolerances stops far from the bottom, as the published constants did (Besiroglu et al., arXiv 2404.10102). So there are many
-starts, each of them good: for given exponents the best E, A, B of plain least squares are a linear problem (variable projection). N and D
-are measured from their geometric means, which takes the condition of the problem from 1e11 to about 30.
+The fit (`plan.surface_descent`), bands from rows drawn with replacement, the condition, and what the largest budgets say of a fit to the
+others. Points that do not determine five constants are refused.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,23 +16,9 @@ from surefoot.core.errors import DataError
 from surefoot.plan.bands import band
 from surefoot.plan.law_records import Points as Points
 from surefoot.plan.law_records import Surface as Surface
+from surefoot.plan.surface_descent import HUBER_DELTA, centre_of, condition_of, descend, theta_of
 
 Floats = NDArray[np.float64]
-
-HUBER_DELTA = 1e-3
-"""Of the error of log loss; Hoffmann et al. chose it, and all later fits of these points kept it."""
-
-STARTING_EXPONENTS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.75)
-"""For each of both. What is published lies between 0.28 and 0.54."""
-
-NUM_POLISHED = 6
-"""Starts that are followed to the bottom: the best by variable projection."""
-
-TOLERANCE = 1e-14
-"""Of every stopping rule: the valley is so flat that the usual 1e-8 ends half way down."""
-
-MOST_EVALUATIONS = 500
-"""Of a descent; half of them need 15 to 50, the longest that was seen 299."""
 
 CONSTANTS = ("E", "A", "B", "alpha", "beta")
 NUM_DRAWS = 200
@@ -92,14 +75,14 @@ def fit_surface(points: Points, *, num_draws: int = NUM_DRAWS, seed: int = 0) ->
         raise DataError(
             problem, where="fit parametric", hint="add runs: at least three sizes and three numbers of tokens, ten rows or more in all"
         )
-    surface, objective, jacobian = _best(points, starts=None)
+    surface, objective, jacobian = descend(points, starts=None)
     _refuse_missing_terms(jacobian)
     generator = np.random.default_rng(seed)
-    at_optimum = [_theta(surface, centre=_centre(points))]
+    at_optimum = [theta_of(surface, centre=centre_of(points))]
     num_draws = num_draws if _num_different(points) >= LEAST_ROWS_FOR_BANDS else 0
-    draws = tuple(_best(_drawn(points, generator), starts=at_optimum, centre=_centre(points))[0] for _ in range(num_draws))
+    draws = tuple(descend(_drawn(points, generator), starts=at_optimum, centre=centre_of(points))[0] for _ in range(num_draws))
     residuals: Floats = np.log(surface.losses(points)) - np.log(points.loss)
-    return SurfaceFit(surface, objective, _condition(jacobian), residuals, draws, _held_out(points), float(points.flops.max()))
+    return SurfaceFit(surface, objective, condition_of(jacobian), residuals, draws, _held_out(points), float(points.flops.max()))
 
 
 def huber_sum(surface: Surface, points: Points) -> float:
@@ -155,83 +138,6 @@ def _drawn(points: Points, generator: np.random.Generator) -> Points:
     return points
 
 
-def _best(points: Points, *, starts: list[Floats] | None, centre: tuple[float, float] | None = None) -> tuple[Surface, float, Floats]:
-    """The lowest end of all descents: surface, objective, and the Jacobian of log loss there.
-
-    Parameters are log E, log A and log B at the centre, log alpha, log beta: none can become negative.
-    """
-    from scipy.optimize import least_squares
-
-    middle = centre or _centre(points)
-    x, y, log_loss = np.log(points.n) - middle[0], np.log(points.tokens) - middle[1], np.log(points.loss)
-
-    def residuals(theta: Floats) -> Floats:
-        error: Floats = np.log(_parts(theta, x, y).sum(axis=0)) - log_loss
-        return error
-
-    def jacobian(theta: Floats) -> Floats:
-        parts = _parts(theta, x, y)
-        share = parts / parts.sum(axis=0)
-        alpha, beta = np.exp(theta[3:])
-        return np.stack([share[0], share[1], share[2], -alpha * x * share[1], -beta * y * share[2]], axis=1)
-
-    limits = {"xtol": TOLERANCE, "ftol": TOLERANCE, "gtol": TOLERANCE, "max_nfev": MOST_EVALUATIONS}
-    with np.errstate(over="ignore", invalid="ignore"):  # a step too far is infinite, and taken back
-        ends = [
-            least_squares(residuals, start, jac=jacobian, loss="huber", f_scale=HUBER_DELTA, x_scale="jac", **limits)
-            for start in (starts if starts is not None else _starts(x, y, points.loss))
-        ]
-    found = min(ends, key=lambda end: float(end.cost))
-    return _surface(found.x, centre=middle), float(found.cost), jacobian(found.x)
-
-
-def _parts(theta: Floats, x: Floats, y: Floats) -> Floats:
-    """[3, rows]: E, and what is missing of parameters, and of tokens."""
-    log_e, log_a, log_b = theta[:3]
-    alpha, beta = np.exp(theta[3:])
-    parts: Floats = np.exp(np.stack([np.full_like(x, log_e), log_a - alpha * x, log_b - beta * y]))
-    return parts
-
-
-def _starts(x: Floats, y: Floats, loss: Floats) -> list[Floats]:
-    """The best exponents of a grid, each with the E, A, B >= 0 of least squares."""
-    from scipy.optimize import nnls
-
-    found: list[tuple[float, Floats]] = []
-    for alpha in STARTING_EXPONENTS:
-        for beta in STARTING_EXPONENTS:
-            design = np.stack([np.ones_like(x), np.exp(-alpha * x), np.exp(-beta * y)], axis=1)
-            solved, norm = nnls(design, loss)
-            logs = np.log(np.maximum(solved, 1e-3 * loss.min()))  # a part that is not there still needs somewhere to begin
-            found.append((float(norm), np.array([*logs, math.log(alpha), math.log(beta)])))
-    found.sort(key=lambda start: start[0])
-    return [start for _, start in found[:NUM_POLISHED]]
-
-
-def _centre(points: Points) -> tuple[float, float]:
-    return float(np.log(points.n).mean()), float(np.log(points.tokens).mean())
-
-
-def _surface(theta: Floats, *, centre: tuple[float, float]) -> Surface:
-    log_e, log_a, log_b = (float(value) for value in theta[:3])
-    alpha, beta = (float(value) for value in np.exp(theta[3:]))
-    return Surface(math.exp(log_e), _power(log_a + alpha * centre[0]), _power(log_b + beta * centre[1]), alpha, beta)
-
-
-def _theta(surface: Surface, *, centre: tuple[float, float]) -> Floats:
-    log_a, log_b = math.log(surface.A) - surface.alpha * centre[0], math.log(surface.B) - surface.beta * centre[1]
-    return np.array([math.log(surface.E), log_a, log_b, math.log(surface.alpha), math.log(surface.beta)])
-
-
-def _power(log_value: float) -> float:
-    return math.exp(min(log_value, 700.0))
-
-
-def _condition(jacobian: Floats) -> float:
-    lengths = np.linalg.norm(jacobian, axis=0)
-    return float(np.linalg.cond(jacobian / np.where(lengths > 0, lengths, 1.0)))
-
-
 def _held_out(points: Points) -> HeldOut | None:
     """Whole budgets are held out. None where too few rows would be left."""
     wanted = max(1, round(HELD_OUT_SHARE * len(points)))
@@ -239,7 +145,7 @@ def _held_out(points: Points) -> HeldOut | None:
     rest, largest = np.flatnonzero(points.flops < limit), np.flatnonzero(points.flops >= limit)
     if len(rest) < len(largest) or _problem(points.take(rest)):
         return None
-    surface, _, _ = _best(points.take(rest), starts=None)
+    surface, _, _ = descend(points.take(rest), starts=None)
     errors = np.abs(surface.losses(points) / points.loss - 1.0)
     beyond = errors[largest]
     return HeldOut(len(largest), float(points.flops[largest].min()), float(beyond.mean()), float(beyond.max()), float(errors[rest].mean()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.errors import ConfigError, DataError
-from surefoot.plan.fit_answer import Question, count_warnings, origin, prediction, prediction_warnings
+from surefoot.plan.fit_parts import Question, count_warnings, origin, prediction, prediction_warnings
 from surefoot.plan.law_records import Points, Surface
 from surefoot.plan.surface import CONSTANTS, LEAST_ROWS_FOR_BANDS, SurfaceFit, fit_surface, summary_of, without_highest
 from surefoot.plan.table import COUNTS, Runs, Table, read_runs
@@ -31,6 +32,9 @@ FAR_WORSE = 4.0
 
 NEGLIGIBLE = 1e-3
 """Relative error of a loss that is worth no warning."""
+
+REPEATS_APART = 0.01
+"""Of log loss: more than another seed explains."""
 
 NUM_WORST = 3
 
@@ -57,7 +61,7 @@ def surface_answer(table: Table, *, question: Question) -> dict[str, Any]:
         "other_counts": [_of_count(table, name, question) for name in runs.other_counts],
         "at": at,
         "largest_flops": found.largest_flops,
-        "warnings": [*_warnings(found, beside), *count_warnings(runs), *prediction_warnings(at)],
+        "warnings": [*_warnings(found, beside), *_repeats(points), *count_warnings(runs), *prediction_warnings(at)],
         "draws": [[getattr(drawn, name) for name in CONSTANTS] for drawn in found.draws],
     }
 
@@ -114,6 +118,19 @@ def _of_count(table: Table, name: str, question: Question) -> dict[str, Any]:
 def _worst(residuals: Floats, runs: Runs) -> list[dict[str, float]]:
     rows = np.argsort(-np.abs(residuals), kind="stable")[:NUM_WORST]
     return [{"line": runs.lines[row], "loss": float(runs.loss[row]), "error": float(np.expm1(residuals[row]))} for row in rows]
+
+
+def _repeats(points: Points) -> list[str]:
+    """Of runs of one size and number of tokens that differ by more than chance: a sweep of something else is in the table."""
+    _, which = np.unique(np.stack([points.n, points.tokens]), axis=1, return_inverse=True)
+    logs = np.log(points.loss)
+    lowest, highest = np.full(which.max() + 1, np.inf), np.full(which.max() + 1, -np.inf)
+    np.minimum.at(lowest, which, logs)
+    np.maximum.at(highest, which, logs)
+    apart = float((highest - lowest).max())
+    if apart <= REPEATS_APART:
+        return []
+    return [f"runs of the same size and tokens are up to {math.expm1(apart):.1%} apart: of a sweep of learning rates keep the best of each"]
 
 
 def _warnings(found: SurfaceFit, beside: dict[str, Any] | None) -> Sequence[str]:

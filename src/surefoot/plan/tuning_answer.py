@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.fit_answer import Question, count_warnings, origin
+from surefoot.plan.fit_parts import Question, count_warnings, origin
 from surefoot.plan.table import Table, numbers, read_runs
 from surefoot.plan.tuning import VARIABLES, TuningFit, fit_tuning
 

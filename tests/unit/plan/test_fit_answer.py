@@ -141,22 +141,26 @@ def test_a_count_that_has_no_fit_says_so_beside_one_that_has(answer: Answer) -> 
         assert "problem" in told["other_counts"][0]
 
 
+COLUMNS = isoflop_columns()
+
+
 @pytest.mark.parametrize(
-    ("change", "question", "words"),
+    ("law", "change", "question", "words"),
     [
-        ({"flops": [2.0 * c for c in isoflop_columns()["flops"]], "tokens": [20.0 * n for n in isoflop_columns()["n"]]}, {}, "times 6 N D"),
-        ({"finished": ["yes"] * 19 + ["no"]}, {}, "1 runs are not finished (line 21)"),
-        ({}, {"at": (1e27,)}, "beyond 4 decades"),
+        ("isoflop", {"flops": [2.0 * c for c in COLUMNS["flops"]], "tokens": [20.0 * n for n in COLUMNS["n"]]}, {}, "times 6 N D"),
+        ("parametric", {"finished": ["yes"] * 19 + ["no"]}, {}, "1 runs are not finished (line 21)"),
+        ("parametric", {}, {"at": (1e27,)}, "beyond 4 decades"),
         (
-            {"loss": [*isoflop_columns()["loss"][:-5], *(1.1 * loss for loss in isoflop_columns()["loss"][-5:])]},
+            "parametric",
+            {**{name: [*COLUMNS[name], COLUMNS[name][2]] for name in COLUMNS}, "loss": [*COLUMNS["loss"], 3.5]},
             {},
-            "the largest budgets are missed",
+            "of the same size",
         ),
+        ("parametric", {"loss": [*COLUMNS["loss"][:-5], *(1.1 * loss for loss in COLUMNS["loss"][-5:])]}, {}, "largest budgets are missed"),
     ],
 )
-def test_what_is_wrong_is_a_warning(change: Columns, question: dict[str, Any], words: str, answer: Answer) -> None:
-    law = "isoflop" if "flops" in change else "parametric"
-    assert any(words in warning for warning in answer({**isoflop_columns(), **change}, law=law, **question)["warnings"])
+def test_what_is_wrong_is_a_warning(law: str, change: Columns, question: dict[str, Any], words: str, answer: Answer) -> None:
+    assert any(words in warning for warning in answer({**COLUMNS, **change}, law=law, **question)["warnings"])
 
 
 def test_a_good_table_has_no_warnings(answer: Answer) -> None:
