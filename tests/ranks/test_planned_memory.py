@@ -7,20 +7,14 @@ autograd saves. Every rank trains one step of each model under each layout of tw
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from surefoot.core.layouts import pipeline_chunks
 from surefoot.core.model_sizes import resolve_sizes
@@ -33,13 +27,14 @@ from surefoot.plan.records import FP32, Layout, Workload
 from surefoot.tensors.batch import Batch
 from surefoot.tensors.world import World, single_world
 from surefoot.train.optimizers import build_optimizer
-from tests.ranks.cutting import cut_model, local, world_of
+from tests.ranks.cutting import cut_model, world_of
+from tests.ranks.holding import Alive, Saved, storage_of
 
 RunRanks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 VOCAB_SIZE = 500
 SEQ_LEN = 32
-NUM_ATOMS = 4
+NUM_ATOMS = 3
 TOLERANCE = 0.05
 
 PLAIN = ModelSection(num_layers=4, d_model=64, num_heads=4, d_ff=176, tie_embeddings=True)
@@ -49,17 +44,17 @@ MODELS = {
     "grouped": replace(PLAIN, num_heads=8, num_kv_heads=2, tie_embeddings=False),
     "head-norms": replace(PLAIN, num_heads=8, num_kv_heads=4, qk_norm=True, tie_embeddings=False),
     "wide": replace(PLAIN, d_model=96, d_ff=512, tie_embeddings=False),
-    "deep": replace(PLAIN, num_layers=8, num_kv_heads=2),
+    "deep": replace(PLAIN, num_layers=7, num_kv_heads=2),
 }
 LAYOUTS = {
     "alone": ParallelSection(),
     "shard2": ParallelSection(dp_shard=2),
     "tp2": ParallelSection(tp=2),
     "pp2": ParallelSection(pp=2),
-    "shard2-full": ParallelSection(dp_shard=2, recompute="full"),
-    "pp2-full": ParallelSection(pp=2, recompute="full"),
 }
 MORE_LAYOUTS = {
+    "shard2-full": ParallelSection(dp_shard=2, recompute="full"),
+    "pp2-full": ParallelSection(pp=2, recompute="full"),
     "replicate2": ParallelSection(dp_replicate=2),
     "cp2": ParallelSection(cp=2),
     "tp2-full": ParallelSection(tp=2, recompute="full"),
@@ -93,44 +88,8 @@ class Held:
     saved: int
 
 
-class Saved:
-    """Counts the distinct storages that autograd holds. A storage counts from the first tensor on it that is saved to the last let go."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.holders: Counter[int] = Counter()
-        self.now = self.peak = 0
-
-    def pack(self, tensor: torch.Tensor) -> _Holder | torch.Tensor:
-        storage = _storage(tensor)
-        if any(_storage(parameter).data_ptr() == storage.data_ptr() for parameter in self.module.parameters()):
-            return tensor
-        return _Holder(self, tensor, storage.data_ptr(), storage.nbytes())
-
-    @contextmanager
-    def watching(self) -> Iterator[Saved]:
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda packed: packed.tensor if isinstance(packed, _Holder) else packed):
-            yield self
-
-
-class _Holder:
-    def __init__(self, saved: Saved, tensor: torch.Tensor, pointer: int, num_bytes: int) -> None:
-        self.saved, self.tensor, self.pointer, self.num_bytes = saved, tensor, pointer, num_bytes
-        saved.holders[pointer] += 1
-        saved.now += num_bytes * (saved.holders[pointer] == 1)
-        saved.peak = max(saved.peak, saved.now)
-
-    def __del__(self) -> None:
-        self.saved.holders[self.pointer] -= 1
-        self.saved.now -= self.num_bytes * (self.saved.holders[self.pointer] == 0)
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().untyped_storage()
-
-
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    storages = [local(tensor).detach().untyped_storage() for tensor in tensors]
+    storages = [storage_of(tensor) for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
@@ -151,20 +110,26 @@ def autocast_of(precision: str) -> Any:
     return nullcontext() if precision == "fp32" else torch.autocast("cpu", dtype=torch.bfloat16)
 
 
+def cut_of(row: Row, *, world: World) -> tuple[Cut, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
+    """The model, its optimizer, and what computes a step."""
+    here = single_world(CPU) if row.parallel.num_ranks == 1 else world
+    made = cut_model(row.section, row.parallel, world=here, vocab_size=VOCAB_SIZE, autocast=autocast_of(row.precision))
+    step = partial(made.runner.run, [atom_of(index) for index in range(NUM_ATOMS)], start=lambda _: None, loss=loss_of)
+    return made, build_optimizer(made.module, OptimizerSection(lr=0.001)), step
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+
+
 def held_by_rank(row: Row, *, world: World) -> Held:
-    alone = row.parallel.num_ranks == 1
-    model_cut: Cut = cut_model(
-        row.section, row.parallel, world=single_world(CPU) if alone else world, vocab_size=VOCAB_SIZE, autocast=autocast_of(row.precision)
-    )
-    parameters = list(model_cut.module.parameters())
-    optimizer = build_optimizer(model_cut.module, OptimizerSection(lr=0.001))
-    run = partial(model_cut.runner.run, [atom_of(index) for index in range(NUM_ATOMS)], start=lambda _: None, loss=loss_of)
-    with Saved(model_cut.module).watching() as saved:
-        run()
+    made, optimizer, step = cut_of(row, world=world)
+    parameters = list(made.module.parameters())
+    with Saved(made.module).watching() as saved:
+        step()
     gradients = bytes_of(parameter.grad for parameter in parameters if parameter.grad is not None)
     optimizer.step()
-    moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    return Held(model_cut.place.coordinates["pp"], bytes_of(parameters), gradients, bytes_of(moments), saved.peak)
+    return Held(made.place.coordinates["pp"], bytes_of(parameters), gradients, bytes_of(moments_of(optimizer)), saved.peak)
 
 
 def hold_all(*, rank: int, world_size: int, rows: list[Row]) -> list[Held]:
@@ -230,9 +195,9 @@ def check(rows: list[Row], ranks: list[list[Held]]) -> None:
             assert abs(value) <= TOLERANCE, f"{name} of {row} on rank {rank}: {value:+.1%}"
 
 
-def test_six_models_hold_what_is_planned_under_six_layouts(run_ranks: RunRanks) -> None:
+def test_six_models_hold_what_is_planned_under_four_layouts(run_ranks: RunRanks) -> None:
     rows = [Row(model, layout) for model, layout in itertools.product(MODELS, LAYOUTS)]
-    rows += [Row("grouped", layout, "bf16") for layout in ("shard2", "tp2", "pp2-full")]
+    rows += [Row("grouped", "shard2", "bf16"), Row("grouped", "tp2", "bf16"), Row("deep", "pp2-full"), Row("wide", "shard2-full")]
     ranks = run_ranks(hold_all, 2, rows=rows)
     check(rows, ranks)
     # The control: the same counting with as many key heads as query heads is not within the tolerance of a model with fewer.
@@ -243,46 +208,64 @@ def test_six_models_hold_what_is_planned_under_six_layouts(run_ranks: RunRanks) 
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(600)
 def test_every_model_layout_and_precision(run_ranks: RunRanks) -> None:
     rows = [Row(*names) for names in itertools.product(MODELS, {**LAYOUTS, **MORE_LAYOUTS}, ("fp32", "bf16"))]
     check(rows, run_ranks(hold_all, 2, timeout_s=400.0, rows=rows))
 
 
-class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    """Remembers every storage that an operator made. What is computed again under "selective" is kept by torch outside of autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(given):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.made[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
-        return given
-
-    def num_bytes(self) -> int:
-        held = [size for reference, size in self.made.values() if not reference.expired()]  # type: ignore[no-untyped-call]
-        return sum(held)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_what_is_alive_after_a_forward_is_what_is_planned(recompute: Any, precision: str) -> None:
+    """What is computed again under "selective" is kept by torch outside of autograd."""
     row = Row("grouped", "alone", precision)
-    parallel = ParallelSection(recompute=recompute)
-    model_cut = cut_model(row.section, parallel, world=single_world(CPU), vocab_size=VOCAB_SIZE)
+    made = cut_model(row.section, ParallelSection(recompute=recompute), world=single_world(CPU), vocab_size=VOCAB_SIZE)
     atom = atom_of(0)
-    parameters = {_storage(parameter).data_ptr() for parameter in model_cut.module.parameters()}
-    with _Alive() as alive, autocast_of(precision):
-        sums = loss_of(model_cut.module(atom.tokens_BS, atom.positions_BS, atom.doc_ids_BS), atom)
-    for pointer in parameters & alive.made.keys():
-        del alive.made[pointer]
-    held = alive.num_bytes()
+    with Alive() as alive, autocast_of(precision):
+        alive.remember(made.module.parameters())
+        sums = loss_of(made.module(atom.tokens_BS, atom.positions_BS, atom.doc_ids_BS), atom)
+    held = alive.num_bytes() - bytes_of(made.module.parameters())
     del sums
     sizes = resolve_sizes(row.section, VOCAB_SIZE)
     workload = Workload(sizes, SEQ_LEN, 2, dtypes=FP32 if precision == "fp32" else SUREFOOT_BF16)
     memory = estimate(workload, Layout(micro_batch_size=2, recompute=recompute), implementation=SUREFOOT_ON_CPU)
     assert alive_by_plan(memory) == pytest.approx(held, rel=TOLERANCE)
+
+
+def peaks_of_all(*, rank: int, world_size: int, rows: list[Row]) -> list[tuple[int, int]]:
+    """(stage, bytes) of the second step, when moments are there, in every tensor that an operator made."""
+    world = world_of(world_size)
+    found: list[tuple[int, int]] = []
+    for row in rows:
+        made, optimizer, step = cut_of(row, world=world)
+        step()
+        optimizer.step()
+        optimizer.zero_grad()
+        with Alive() as alive:
+            alive.remember([*made.module.parameters(), *moments_of(optimizer)])
+            step()
+        found.append((made.place.coordinates["pp"], alive.peak))
+    return found
+
+
+def check_peaks(rows: list[Row], ranks: list[list[tuple[int, int]]]) -> None:
+    """Exact alone and for whole copies. Where weights are sharded the plan counts the largest units gathered and reduced at the very moment
+    when most activations are there, which at these sizes is up to a sixth too much."""
+    for row, of_ranks in zip(rows, zip(*ranks, strict=True), strict=True):
+        for stage, peak in of_ranks:
+            over = planned(row, stage=stage).allocated / peak - 1.0
+            print(f"{row.model:<14}{row.layout:<14}{row.precision} stage {stage} {over:+.1%}")
+            most = 0.02 if row.layout in ("alone", "replicate2") else 0.17
+            assert -0.02 <= over <= most, row
+
+
+def test_the_peak_of_all_tensors_is_not_above_the_plan_and_not_far_below(run_ranks: RunRanks) -> None:
+    rows = [Row("grouped", layout) for layout in ("alone", "replicate2", "shard2", "tp2")] + [Row("grouped", "pp2", "bf16")]
+    check_peaks(rows, run_ranks(peaks_of_all, 2, rows=rows))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
+def test_peaks_of_more_layouts(run_ranks: RunRanks) -> None:
+    rows = [Row(*names) for names in itertools.product(("grouped", "wide"), {**LAYOUTS, **MORE_LAYOUTS}, ("fp32", "bf16"))]
+    check_peaks(rows, run_ranks(peaks_of_all, 2, timeout_s=400.0, rows=rows))

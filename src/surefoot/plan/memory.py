@@ -215,7 +215,7 @@ def _cut_states(
 ) -> tuple[float, float, float, float]:
     """(parameters, gradients, what is gathered beside the shards, buffers of reductions)."""
     dtypes, pipelined = workload.dtypes, layout.pp > 1
-    if held.dense_shards == 1:
+    if held.dense_shards == 1 and not (implementation.fully_shards and layout.num_devices > layout.dp_replicate):
         bucket = implementation.bucket_bytes * held.whole if layout.data_ranks > 1 else 0.0
         return dtypes.weight * held.whole, dtypes.grad * held.whole, 0.0, bucket
     layer = weights.layer + weights.layer_experts
