@@ -134,7 +134,7 @@ def numbers(table: Table, wanted: str) -> Floats:
 def _bad_cell(path: Path, line: int, *, name: str, text: str) -> DataError:
     if not text:
         return DataError(f"{name} is empty", where=f"{path}:{line}", hint="leave out runs that did not finish")
-    hint = "decimal points, and nothing between thousands" if "," in text else "finite numbers above 0 only: leave out runs that did not finish"
+    hint = "decimal points, and nothing between thousands" if "," in text else "finite numbers above 0: leave out runs that did not finish"
     return DataError(f"{name} is {text!r}", where=f"{path}:{line}", hint=hint)
 
 
