@@ -148,6 +148,18 @@ _TABLE = (
         disk=10e9,
         source="AMD Instinct MI300X data sheet (dense); 7 Infinity Fabric links of 64 GB/s each way; 400 Gb/s per device",
     ),
+    Accelerator(
+        name="cpu",
+        peaks={"fp32": 160e9},
+        memory_bytes=4.0 * GIB,
+        memory_bandwidth=10e9,
+        devices_per_node=64,
+        node_link=5e9,
+        fabric_link=1e9,
+        host_link=10e9,
+        disk=1e9,
+        source="one core of a server, nominal: AVX-512, 64 FLOP a cycle at 2.5 GHz (Intel optimization manual); describe your own in a TOML",
+    ),
 )
 
 ACCELERATORS: Mapping[str, Accelerator] = {entry.name: entry for entry in _TABLE}
