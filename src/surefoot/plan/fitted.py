@@ -17,10 +17,11 @@ from surefoot.plan.tuning import TuningFit
 
 @dataclass(frozen=True, slots=True)
 class FittedSurface:
-    """`draws` are the surface again, as the runs would have had it; `count` is the column that N is from, `source` the table."""
+    """`draws` are of the surface; the FLOPs are those of the runs, `count` is the column that N is from, `source` the table."""
 
     surface: Surface
     draws: tuple[Surface, ...]
+    smallest_flops: float
     largest_flops: float
     count: str
     source: str
@@ -34,6 +35,7 @@ class FittedIsoFlop:
     token_law: PowerLaw
     ratio_law: PowerLaw
     loss_law: LossLaw | None
+    smallest_flops: float
     largest_flops: float
     count: str
     source: str
@@ -46,6 +48,7 @@ class FittedTuning:
     law: str
     fit: TuningFit
     column: str
+    smallest_flops: float
     largest_flops: float
     count: str
     source: str
@@ -97,8 +100,8 @@ def _tuning(answer: Mapping[str, Any]) -> FittedTuning:
     return FittedTuning(str(answer["law"]), fit, str(answer["column"]), *_origin(answer))
 
 
-def _origin(answer: Mapping[str, Any]) -> tuple[float, str, str]:
-    return float(answer["largest_flops"]), str(answer["count"]), str(answer["table"])
+def _origin(answer: Mapping[str, Any]) -> tuple[float, float, str, str]:
+    return float(answer["smallest_flops"]), float(answer["largest_flops"]), str(answer["count"]), str(answer["table"])
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Fitted]] = {

@@ -37,6 +37,7 @@ def isoflop_answer(table: Table, *, question: Question) -> dict[str, Any]:
         **origin(table, runs),
         "other_counts": [_of_count(table, name, question) for name in runs.other_counts],
         "at": at,
+        "smallest_flops": min(one.flops for one in found.optima),
         "largest_flops": found.largest_flops,
         "warnings": [*([few] if len(found.optima) < FEW_BUDGETS else []), *count_warnings(runs), *prediction_warnings(at)],
         "draws": [list(drawn) for drawn in found.n_law.draws],

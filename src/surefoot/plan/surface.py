@@ -82,7 +82,9 @@ def fit_surface(points: Points, *, num_draws: int = NUM_DRAWS, seed: int = 0) ->
     num_draws = num_draws if _num_different(points) >= LEAST_ROWS_FOR_BANDS else 0
     draws = tuple(descend(_drawn(points, generator), starts=at_optimum, centre=centre_of(points))[0] for _ in range(num_draws))
     residuals: Floats = np.log(surface.losses(points)) - np.log(points.loss)
-    return SurfaceFit(surface, objective, condition_of(jacobian), residuals, draws, _held_out(points), float(points.flops.max()))
+    return SurfaceFit(
+        surface, objective, condition_of(jacobian), residuals, draws, _held_out(points, starts=at_optimum), float(points.flops.max())
+    )
 
 
 def huber_sum(surface: Surface, points: Points) -> float:
@@ -138,14 +140,14 @@ def _drawn(points: Points, generator: np.random.Generator) -> Points:
     return points
 
 
-def _held_out(points: Points) -> HeldOut | None:
+def _held_out(points: Points, *, starts: list[Floats]) -> HeldOut | None:
     """Whole budgets are held out. None where too few rows would be left."""
     wanted = max(1, round(HELD_OUT_SHARE * len(points)))
     limit = float(np.sort(points.flops)[-wanted]) * (1.0 - 1e-2)
     rest, largest = np.flatnonzero(points.flops < limit), np.flatnonzero(points.flops >= limit)
     if len(rest) < len(largest) or _problem(points.take(rest)):
         return None
-    surface, _, _ = descend(points.take(rest), starts=None)
+    surface, _, _ = descend(points.take(rest), starts=starts, centre=centre_of(points))
     errors = np.abs(surface.losses(points) / points.loss - 1.0)
     beyond = errors[largest]
     return HeldOut(len(largest), float(points.flops[largest].min()), float(beyond.mean()), float(beyond.max()), float(errors[rest].mean()))

@@ -60,6 +60,7 @@ def surface_answer(table: Table, *, question: Question) -> dict[str, Any]:
         "without_highest": beside,
         "other_counts": [_of_count(table, name, question) for name in runs.other_counts],
         "at": at,
+        "smallest_flops": float(points.flops.min()),
         "largest_flops": found.largest_flops,
         "warnings": [*_warnings(found, beside), *_repeats(points), *count_warnings(runs), *prediction_warnings(at)],
         "draws": [[getattr(drawn, name) for name in CONSTANTS] for drawn in found.draws],

@@ -38,6 +38,7 @@ def tuning_answer(table: Table, *, law: str, question: Question) -> dict[str, An
         "left_out": [asdict(one) for one in found.left_out],
         **origin(table, runs),
         "at": [_at_largest(found)],
+        "smallest_flops": min(6.0 * one.n * one.tokens for one in found.sweeps),
         "largest_flops": max(6.0 * one.n * one.tokens for one in found.sweeps),
         "warnings": [*_warnings(law, found), *count_warnings(runs)],
         "draws": [list(drawn) for drawn in found.draws],

@@ -207,7 +207,9 @@ def test_a_saved_fit_is_the_same_law_again(law: str, answer: Answer, tmp_path: P
     path = tmp_path / "fit.json"
     path.write_text(strict_json.dumps({"schema_version": 1, **told}))
     fitted = read_fit(path)
-    assert (fitted.count, fitted.source, fitted.largest_flops) == ("n", str(tmp_path / "runs.csv"), told["largest_flops"])
+    assert (fitted.count, fitted.source) == ("n", str(tmp_path / "runs.csv"))
+    assert (fitted.smallest_flops, fitted.largest_flops) == (told["smallest_flops"], told["largest_flops"])
+    assert 0.0 < fitted.smallest_flops < fitted.largest_flops
     (one,) = told["at"]
     if isinstance(fitted, FittedSurface):
         assert fitted.surface.best_n(one["flops"]) == one["n"]
