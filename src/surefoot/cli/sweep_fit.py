@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from surefoot.cli.console import say
-from surefoot.cli.sweep_folder import SweepFolder, read_sweep
+from surefoot.cli.sweep_folder import SweepFolder, law_of, read_sweep
 from surefoot.cli.sweep_gather import TABLE_NAME, Gathered, Row, as_csv, gather, told
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import DataError
@@ -17,6 +17,7 @@ from surefoot.core.strict_json import dumps
 
 FIT_NAME = "fit.json"
 PROBE = "batch-probe"
+TRANSFER = "transfer"
 
 
 def fit_(
@@ -37,7 +38,7 @@ def fit_(
     if folder.kind == PROBE:
         _tell_probe(folder, gathered, as_json=as_json)
         return
-    answer, lines = _fitted(folder, seed=seed)
+    answer, lines = _transfer(folder, gathered.rows) if folder.kind == TRANSFER else _fitted(folder, seed=seed)
     write_atomic(path / FIT_NAME, dumps({"schema_version": 1, **answer}, indent=1) + "\n")
     pace = _pace(gathered.rows)
     if as_json:
@@ -51,7 +52,6 @@ def fit_(
 def _fitted(folder: SweepFolder, *, seed: int) -> tuple[dict[str, Any], list[str]]:
     from surefoot.cli.fit_page import page
     from surefoot.plan.fit_answer import Question, answer_of
-    from surefoot.plan.published_laws import law as law_named
     from surefoot.plan.sweep_moved import COLUMN_OF, moved, sentences
     from surefoot.plan.table import read_table
 
@@ -59,7 +59,7 @@ def _fitted(folder: SweepFolder, *, seed: int) -> tuple[dict[str, Any], list[str
     if folder.kind != "isoflop":
         answer = answer_of(table, law=folder.kind, question=Question(seed=seed))
         return answer, page(answer)
-    law = law_named(str(folder.about["law_asked"]))
+    law = law_of(str(folder.about["law_asked"]))
     answer = answer_of(table, law="isoflop", question=Question(count=COLUMN_OF[law.counts], seed=seed))
     lines = [*page(answer), "", "what moved:", *(f"  {line}" for line in sentences(law, answer))]
     rows = moved(law, answer["optima"])
@@ -71,6 +71,27 @@ def _fitted(folder: SweepFolder, *, seed: int) -> tuple[dict[str, Any], list[str
     else:
         answer["parametric"] = {name: surface[name] for name in ("E", "A", "B", "alpha", "beta", "a", "bands", "condition", "objective")}
         lines += ["", "the same runs as a surface:", *page(surface)]
+    return answer, lines
+
+
+def _transfer(folder: SweepFolder, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
+    from surefoot.plan.rate_transfer import TriedRate, transfer
+
+    found = transfer([TriedRate(row.d_model, row.lr, row.loss) for row in rows])
+    name = str(folder.about["parametrization"])
+    widths = [{"d_model": one.d_model, "best_lr": one.best_lr, "loss": one.loss, "inside": one.is_inside} for one in found.widths]
+    answer: dict[str, Any] = {"kind": TRANSFER, "parametrization": name, "widths": widths, "exponent": found.exponent}
+    answer["price_of_first"] = {str(width): price for width, price in found.price_of_first.items()}
+    lines = [f"{name} parametrization, best learning rate by width:"]
+    for one in found.widths:
+        edge = "" if one.is_inside else "  at the edge of what was tried"
+        price = found.price_of_first.get(one.d_model)
+        kept = f"; the best of width {found.widths[0].d_model} costs {price:+.4f} here" if price is not None else ""
+        lines.append(
+            f"  d_model {one.d_model:>5}  lr {one.best_lr:.3g}  loss {one.loss:.4f}{edge}{kept if one is not found.widths[0] else ''}"
+        )
+    if found.exponent is not None:
+        lines.append(f"best lr ~ width^{found.exponent:.2f}: 0 is full transfer, -1 the rule of one over the width")
     return answer, lines
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.core.config_text import config_text
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
 from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps, loads
-from surefoot.plan.sweep import Sweep
+
+if TYPE_CHECKING:
+    from surefoot.plan.laws import Law
+    from surefoot.plan.sweep import Sweep
 
 SWEEP_NAME = "sweep.json"
 FORMAT_VERSION = 1
@@ -100,3 +103,11 @@ def read_sweep(path: Path) -> SweepFolder:
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"not the plan of a sweep: {error}", where=str(file), hint="plan the sweep again, into a new folder") from error
+
+
+def law_of(name: str) -> Law:
+    """A published law, `ratio:R`, or the JSON file of a fit, such as the one of an earlier sweep."""
+    from surefoot.plan.fitted_laws import fitted_law
+    from surefoot.plan.published_laws import law
+
+    return fitted_law(Path(name)) if name.endswith(".json") else law(name)

@@ -8,17 +8,18 @@ from surefoot.core.units import show_count
 from surefoot.plan.sweep import Sweep, SweepRun
 
 
-def about_of(planned: Sweep, *, law: str, max_flops: float, target: float, prepared_tokens: int | None, rule: str) -> dict[str, Any]:
+def about_of(planned: Sweep, *, law: str, max_flops: float, target: float, prepared_tokens: int | None) -> dict[str, Any]:
     design = planned.design
     return {
         "law": design.law.name,
         "law_asked": law,
         "law_source": design.law.source,
         "counts": design.law.counts,
-        "budgets": sorted(design.budgets),
+        "budgets": sorted({run.budget_flops for run in planned.runs}),
+        "widths": list(design.widths),
         "varied": design.varied,
         "values": list(design.values),
-        "lr_rule": rule,
+        "lr_rule": design.rate_rule,
         "num_runs": len(planned.runs),
         "trained_flops": planned.trained_flops,
         "flops_alone": planned.flops_alone,
@@ -60,7 +61,8 @@ def page_of(planned: Sweep, about: dict[str, Any]) -> list[str]:
             f"{run.config.train.num_steps:>7} {run.config.optimizer.lr:>8.3g}  {run.flops:>8.3g} {run.trained_flops:>8.3g}"
             + (f"  from {run.parent} at {run.branch_step}" if run.parent else "")
         )
-    lines += ["", f"best sizes expected by {about['law']} ({about['law_source']}), which counts N as: {about['counts']}"]
+    expected = f"best sizes expected by {about['law']} ({about['law_source']}), which counts N as: {about['counts']}"
+    lines += ["", "every width for the steps of the base" if about["widths"] else expected]
     shared = about["flops_alone"] - about["trained_flops"]
     lines.append(
         f"{about['num_runs']} runs cost {about['trained_flops']:.4g} FLOPs, counted exactly; 6ND says {about['flops_6nd']:.4g} for "

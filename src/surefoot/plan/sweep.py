@@ -19,7 +19,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import CheckpointSection, ModelSection, RunConfig
 from surefoot.plan.laws import Law, counted
-from surefoot.plan.proxy_sizes import proxy
+from surefoot.plan.proxy_sizes import at_width, proxy
 
 Varied = Literal["", "lr", "batch"]
 RateRule = Literal["fixed", "1/width"]
@@ -70,7 +70,10 @@ class SweepRun:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What is wanted of a sweep. `values` of `varied` multiply the runs; `rate_rule`: from the base's learning rate to a size's."""
+    """What is wanted of a sweep. `values` of `varied` multiply the runs; `rate_rule`: from the base's learning rate to a size's.
+
+    With `widths` the sizes are those d_model at the base's depth, each trained for the base's steps, and budgets follow from them.
+    """
 
     budgets: tuple[float, ...]
     law: Law
@@ -79,6 +82,7 @@ class Design:
     varied: Varied = ""
     values: tuple[float, ...] = ()
     rate_rule: RateRule = "fixed"
+    widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +108,7 @@ class Sweep:
 def design_sweep(base: RunConfig, vocab_size: int, design: Design) -> Sweep:
     """Raises ConfigError for a design that is none."""
     _check(base, design)
-    budgets = sorted(design.budgets)
-    by_size: dict[ModelSection, list[float]] = {}
-    notes: list[str] = []
-    for budget, sections in zip(budgets, _sizes(base, vocab_size, budgets, design), strict=True):
-        if len(sections) < design.num_sizes:
-            notes.append(f"{budget:.3g} FLOPs: {len(sections)} sizes, for whole heads and layers make no {design.num_sizes} different ones")
-        for section in sections:
-            by_size.setdefault(section, []).append(budget)
+    by_size, notes = _of_widths(base, vocab_size, design) if design.widths else _around_the_optimum(base, vocab_size, design)
     settings = [replace(base, model=section, optimizer=replace(base.optimizer, lr=_rate(base, section, design))) for section in by_size]
     tried = [(config, value) for config in settings for value in design.values or (None,)]
     runs = [run for config, value in tried for run in _runs_of_size(_with_value(config, value, design), by_size[config.model], vocab_size)]
@@ -124,7 +121,9 @@ def design_sweep(base: RunConfig, vocab_size: int, design: Design) -> Sweep:
 
 def _check(base: RunConfig, design: Design) -> None:
     where = "--budgets"
-    if not design.budgets or any(not math.isfinite(budget) or budget <= 0 for budget in design.budgets):
+    if design.widths and design.budgets:
+        raise ConfigError("both budgets and widths", where="--widths", hint="widths are trained for the steps of BASE: leave --budgets out")
+    if not (design.budgets or design.widths) or any(not math.isfinite(budget) or budget <= 0 for budget in design.budgets):
         raise ConfigError(f"budgets are numbers of FLOPs above 0, got {list(design.budgets)}", where=where, hint="such as 1e18,2e18,4e18")
     for low, high in pairwise(sorted(design.budgets)):
         if high < low * NEXT_BUDGET:
@@ -142,6 +141,32 @@ def _check(base: RunConfig, design: Design) -> None:
     for value in design.values:
         if not value > 0 or (design.varied == "batch" and value != int(value)):
             raise ConfigError(f"{value:g} is no {design.varied}", where="--over", hint="--over lr=1e-3,2e-3 or --over batch=8,16,32")
+
+
+def _of_widths(base: RunConfig, vocab_size: int, design: Design) -> tuple[dict[ModelSection, list[float]], list[str]]:
+    """Equal steps, so equal tokens: what is compared is the width alone."""
+    head_dim = base.model.d_model // base.model.num_heads
+    by_size: dict[ModelSection, list[float]] = {}
+    for width in design.widths:
+        if width < head_dim or width % head_dim:
+            hint = "a wider model has more heads, not wider ones"
+            raise ConfigError(f"{width} is no multiple of the {head_dim} dimensions of a head", where="--widths", hint=hint)
+        section = at_width(base.model, vocab_size, num_heads=width // head_dim)
+        flops_per_sequence = resolve_sizes(section, vocab_size).flops_per_sequence(base.data.seq_len)
+        by_size[section] = [float(base.train.num_steps * base.train.global_batch_size * flops_per_sequence)]
+    return by_size, []
+
+
+def _around_the_optimum(base: RunConfig, vocab_size: int, design: Design) -> tuple[dict[ModelSection, list[float]], list[str]]:
+    budgets = sorted(design.budgets)
+    by_size: dict[ModelSection, list[float]] = {}
+    notes: list[str] = []
+    for budget, sections in zip(budgets, _sizes(base, vocab_size, budgets, design), strict=True):
+        if len(sections) < design.num_sizes:
+            notes.append(f"{budget:.3g} FLOPs: {len(sections)} sizes, for whole heads and layers make no {design.num_sizes} different ones")
+        for section in sections:
+            by_size.setdefault(section, []).append(budget)
+    return by_size, notes
 
 
 def _sizes(base: RunConfig, vocab_size: int, budgets: Sequence[float], design: Design) -> list[list[ModelSection]]:

@@ -25,7 +25,8 @@ def build_optimizer(model: nn.Module, section: OptimizerSection, *, model_sectio
 
 
 def _adamw(model: nn.Module, section: OptimizerSection, *, factor: float) -> torch.optim.Optimizer:
-    """Under mup, matrices inside blocks have a group of their own: `model.mup` says why."""
+    """Under mup, matrices inside blocks have a group of their own: `model.mup` says why. Then no group is left out for being empty: a
+    checkpoint has the rate of each, and stages of a pipeline must agree on which that are."""
     decayed, others = split_parameters(model)
     scaled = [parameter for fqn, parameter in decayed if factor != 1.0 and grows_with_width(fqn)]
     as_configured = [parameter for fqn, parameter in decayed if factor == 1.0 or not grows_with_width(fqn)]
@@ -35,7 +36,7 @@ def _adamw(model: nn.Module, section: OptimizerSection, *, factor: float) -> tor
         {"params": [parameter for _, parameter in others], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups if factor != 1.0 else [group for group in groups if group["params"]],
         lr=section.lr,
         betas=(section.beta1, section.beta2),
         eps=section.eps,

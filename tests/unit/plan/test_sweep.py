@@ -17,6 +17,7 @@ from surefoot.plan.comparing import Standing, unequal
 from surefoot.plan.laws import Law, Power, Ratio
 from surefoot.plan.proxy_sizes import at_width, proxy
 from surefoot.plan.published_laws import law as law_named
+from surefoot.plan.rate_transfer import TriedRate, transfer
 from surefoot.plan.sweep import LEAST_STEPS, Design, Sweep, design_sweep
 from surefoot.plan.sweep_moved import expected_exponent, moved, sentences
 
@@ -139,6 +140,38 @@ def test_a_batch_is_varied_with_the_root_in_the_learning_rate_and_equal_tokens()
     assert all(run.config.train.global_batch_size % run.config.train.micro_batch_size == 0 for run in runs)
 
 
+def test_widths_are_trained_for_the_steps_of_the_base() -> None:
+    runs = designed(budgets=(), widths=(32, 128), varied="lr", values=(1e-3, 2e-3, 4e-3)).runs
+    assert {(run.sizes.d_model, run.sizes.num_layers, run.sizes.head_dim, run.config.train.num_steps) for run in runs} == {
+        (32, 4, 16, 1000),
+        (128, 4, 16, 1000),
+    }
+    assert len(runs) == len({run.name for run in runs}) == 6
+    assert next(run for run in runs if run.sizes.d_model == 128).sizes == resolve_sizes(FAMILY, VOCAB)
+
+
+@pytest.mark.parametrize("exponent", [0.0, -1.0])
+def test_the_best_rate_is_followed_over_the_widths(exponent: float) -> None:
+    def loss(width: int, lr: float) -> float:
+        return 3.0 + 0.1 * math.log(lr / (2.2e-3 * (width / 64) ** exponent)) ** 2
+
+    rates = [5e-4 * 2**place for place in range(8)]
+    found = transfer([TriedRate(width, lr, loss(width, lr)) for width in (256, 64, 128) for lr in rates])
+    assert [one.d_model for one in found.widths] == [64, 128, 256]
+    assert found.exponent == pytest.approx(exponent, abs=1e-6)
+    assert found.widths[0].best_lr == pytest.approx(2.2e-3)
+    assert found.price_of_first[64] == 0.0
+    assert (found.price_of_first[256] > 0.1) == (exponent != 0.0)
+
+
+def test_a_best_rate_at_the_edge_says_so_and_decides_no_exponent() -> None:
+    found = transfer([TriedRate(width, lr, lr) for width in (64, 128) for lr in (1e-3, 2e-3, 4e-3)])
+    assert [one.is_inside for one in found.widths] == [False, False]
+    assert found.exponent is None
+    with pytest.raises(DataError):
+        transfer([TriedRate(64, 1e-3, 3.0)])
+
+
 def test_runs_of_a_few_steps_are_named() -> None:
     sweep = designed(budgets=(1e10, 2e10))
     assert min(run.config.train.num_steps for run in sweep.runs) < LEAST_STEPS
@@ -150,6 +183,8 @@ def test_runs_of_a_few_steps_are_named() -> None:
     ("base", "changed"),
     [
         (BASE, {"budgets": ()}),
+        (BASE, {"widths": (32, 64)}),
+        (BASE, {"budgets": (), "widths": (40,)}),
         (BASE, {"budgets": (1e12, math.nan)}),
         (BASE, {"budgets": (1e12, 1.1e12)}),
         (BASE, {"num_sizes": 0}),
