@@ -78,16 +78,23 @@ def in_flight(stage: int, share: StageShare, *, pp: int, num_micro_batches: int,
     1 + (p - 1) / (p v) times 1F1B (arXiv 2205.05198). Zero-bubble (H1, arXiv 2401.10241) holds back its gradients of weights, so that every
     stage keeps what the first does.
     """
-    pieces, left = share.pieces, pp - 1 - stage
+    pieces, behind = share.pieces, pp - 1 - stage
     if schedule == "1f1b":
-        number = min(left + 1, num_micro_batches)
+        number = min(behind + 1, num_micro_batches)
         return InFlight(number, number * share.num_layers)
-    # A piece takes a round of micro-batches, about as many as there are stages, before the next one does. Where pieces differ, a round of
-    # all but the lightest is there when the heaviest begins its next.
+    # A piece takes a round of micro-batches, about as many as there are stages, before the next one does.
     rounds = num_micro_batches // max(1, num_micro_batches // pp)
-    more = 2 * left + 1 if schedule == "interleaved" else pp
+    more = 2 * behind + 1 if schedule == "interleaved" else pp
     chunks = min((len(pieces) - 1) * rounds + more, num_micro_batches * len(pieces))
-    return InFlight(chunks, min(rounds * sum(pieces[:-1]) + more * pieces[0], num_micro_batches * share.num_layers))
+    if pieces[0] == pieces[-1]:
+        return InFlight(chunks, chunks * pieces[0])
+    # The most layers are there when the heaviest piece has begun its next round.
+    first = min(chunks, rounds + more, num_micro_batches)
+    layers, left = first * pieces[0], chunks - first
+    for size in pieces[1:]:
+        layers += min(left, rounds) * size
+        left -= min(left, rounds)
+    return InFlight(chunks, layers)
 
 
 @lru_cache(maxsize=1024)

@@ -61,7 +61,8 @@ def test_interleaved_stages_keep_what_the_schedule_played_out_keeps(pp: int, chu
         assert told == played(pp=pp, chunks=chunks, stage=stage, num_micro_batches=rounds * pp, pieces=pieces)
 
 
-def test_uneven_pieces_are_counted_at_the_moment_when_the_heavier_are_there() -> None:
-    told = in_flight(1, StageShare(4, (3, 1), False, True), pp=2, num_micro_batches=4, schedule="interleaved")
-    assert told == InFlight(3, 9)
-    assert played(pp=2, chunks=2, stage=1, num_micro_batches=4, pieces=(3, 1)) == told
+@pytest.mark.parametrize(("rounds", "num_layers"), [(1, 7), (2, 9), (4, 9)])
+def test_uneven_pieces_are_counted_at_the_moment_when_the_heavier_are_there(rounds: int, num_layers: int) -> None:
+    told = in_flight(1, StageShare(4, (3, 1), False, True), pp=2, num_micro_batches=2 * rounds, schedule="interleaved")
+    assert told == InFlight(3, num_layers)
+    assert played(pp=2, chunks=2, stage=1, num_micro_batches=2 * rounds, pieces=(3, 1)) == told
