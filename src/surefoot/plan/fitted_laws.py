@@ -37,6 +37,6 @@ def _law(path: Path, fit: FittedSurface | FittedIsoFlop, rule: Rule, draws: tupl
         counts=_COUNTS.get(fit.count, "all"),
         source=f"fitted to {fit.source}, N from its column {fit.count}",
         corpus="that of the runs in the table",
-        flops_range=(0.0, fit.largest_flops),
+        flops_range=(fit.smallest_flops, fit.largest_flops),
         draws=draws,
     )
