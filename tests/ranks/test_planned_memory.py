@@ -250,8 +250,8 @@ def peaks_of_all(*, rank: int, world_size: int, rows: list[Row]) -> list[tuple[i
 
 def check_peaks(rows: list[Row], ranks: list[list[tuple[int, int]]]) -> None:
     """Exact alone and for whole copies. Where weights are sharded the plan counts the largest units gathered and reduced at the very moment
-    when most activations are there, which at these sizes is up to a sixth too much; up to a quarter where pieces interleave, which of so few
-    micro-batches have done all forwards before the first gradient is there."""
+    when most activations are there, which at these sizes is up to a sixth too much; up to a quarter where pieces interleave, which have
+    done all forwards of so few micro-batches before the first gradient is there."""
     for row, of_ranks in zip(rows, zip(*ranks, strict=True), strict=True):
         for stage, peak in of_ranks:
             over = planned(row, stage=stage).allocated / peak - 1.0

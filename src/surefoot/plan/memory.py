@@ -168,6 +168,8 @@ def _of_stage(workload: Workload, layout: Layout, stage: int, kept: Kept, implem
     weights = _weights(sizes, tp=layout.tp, ep=layout.ep)
     held = _held(sizes, layout, share, weights)
     num_micro_batches = max(1, -(-workload.global_batch_size // (layout.micro_batch_size * layout.data_ranks)))
+    if implementation.receives_all:
+        num_micro_batches = max(num_micro_batches, layout.pp)  # its pipeline fills up with phantoms, which are computed
     chunks, layers = in_flight(stage, share, pp=layout.pp, num_micro_batches=num_micro_batches, schedule=layout.pp_schedule)
     at_loss = min(layout.pp, num_micro_batches) if layout.pp > 1 and layout.pp_schedule == "zero_bubble" else 1
     parameters, gradients, unsharded, buffers = _cut_states(workload, layout, held, weights, share, implementation)
