@@ -24,8 +24,8 @@ buckets); tensor by tensor in nanotron (src/nanotron/optim/zero.py): four matric
 
 
 def reduces_afterwards(layout: Layout, implementation: Implementation) -> bool:
-    """Whether nothing of the reductions runs behind a backward: in surefoot's pipelines by the order of its schedule; in nanotron as inferred
-    from its published step times, which leave no room for it, not from its source."""
+    """Whether nothing of the reductions runs behind a backward: in surefoot's pipelines by the order of their schedule; in nanotron as
+    inferred from its published step times, which leave no room for it, not from its source."""
     return implementation.name == "nanotron" or (layout.pp > 1 and is_surefoot(implementation))
 
 

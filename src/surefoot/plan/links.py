@@ -21,8 +21,8 @@ src/graph/tuning.cc. Its tree takes the same network step once per level."""
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """What of the data sheet's links arrives. `bandwidth` and `latency` multiply it. `rails`: k devices of a node that are in one group
-    reach k ** rails times the bandwidth of one, 1 where each has a network card of its own and all of them are filled."""
+    """What of the data sheet's links arrives. `bandwidth` multiplies it, `latency` a step between nodes. `rails`: k devices of a node that
+    are in one group reach k ** rails times the bandwidth of one, 1 where each has a network card of its own and all of them are filled."""
 
     bandwidth: float
     latency: float
@@ -67,17 +67,22 @@ def ring_bandwidth(group: Group, hardware: Accelerator, rates: LinkRates) -> flo
     """bytes/s of one device. Where a ring leaves the node, its devices there share the way out."""
     if not group.leaves_node:
         return hardware.node_link * rates.bandwidth
-    return min(hardware.node_link, hardware.fabric_link * group.in_node**rates.rails) * rates.bandwidth
+    out = hardware.fabric_link * math.pow(group.in_node, rates.rails)
+    return min(hardware.node_link, out) * rates.bandwidth
 
 
 def gather_s(num_bytes: float, group: Group, hardware: Accelerator, rates: LinkRates, *, num_messages: float = 1.0) -> float:
-    """An all-gather of `num_bytes` in all, or a reduce-scatter, in `num_messages` parts: each device sends (n - 1) / n of it round a ring."""
+    """An all-gather of `num_bytes` in all, or a reduce-scatter, in `num_messages` parts: a device sends (n - 1) / n of it round a ring."""
     if group.size == 1:
         return 0.0
-    crossings = group.num_nodes if group.leaves_node else 0
-    hops_s = START_S + (group.size - 1 - max(0, crossings - 1)) * NODE_HOP_S + max(0, crossings - 1) * FABRIC_HOP_S
     moved = num_bytes * (group.size - 1) / group.size
-    return moved / ring_bandwidth(group, hardware, rates) + num_messages * hops_s * rates.latency
+    return moved / ring_bandwidth(group, hardware, rates) + num_messages * _ring_s(group, rates)
+
+
+def _ring_s(group: Group, rates: LinkRates) -> float:
+    """Until the first byte has gone all the way round."""
+    crossings = group.num_nodes - 1 if group.leaves_node else 0
+    return START_S + (group.size - 1 - crossings) * NODE_HOP_S + crossings * FABRIC_HOP_S * rates.latency
 
 
 def reduce_s(num_bytes: float, group: Group, hardware: Accelerator, rates: LinkRates, *, num_messages: float = 1.0) -> float:
@@ -85,10 +90,9 @@ def reduce_s(num_bytes: float, group: Group, hardware: Accelerator, rates: LinkR
     if group.size == 1:
         return 0.0
     moved_s = 2.0 * num_bytes * (group.size - 1) / group.size / ring_bandwidth(group, hardware, rates)
-    ring_s = 2.0 * gather_s(0.0, group, hardware, rates)
     levels = math.ceil(math.log2(group.num_nodes)) if group.leaves_node else 0
-    tree_s = 2.0 * ((group.in_node - 1) * NODE_HOP_S + levels * FABRIC_HOP_S) * rates.latency
-    return moved_s + num_messages * min(ring_s, tree_s)
+    tree_s = 2.0 * ((group.in_node - 1) * NODE_HOP_S + levels * FABRIC_HOP_S * rates.latency)
+    return moved_s + num_messages * min(2.0 * _ring_s(group, rates), tree_s)
 
 
 def all_to_all_s(num_bytes: float, group: Group, hardware: Accelerator, rates: LinkRates) -> float:
@@ -98,12 +102,14 @@ def all_to_all_s(num_bytes: float, group: Group, hardware: Accelerator, rates: L
     part = num_bytes / group.size
     outside_s = part * (group.size - group.in_node) / hardware.fabric_link
     inside_s = part * (group.in_node - 1) / hardware.node_link
-    hop_s = START_S + (FABRIC_HOP_S if group.leaves_node else NODE_HOP_S)
-    return max(outside_s, inside_s) / rates.bandwidth + hop_s * rates.latency
+    return max(outside_s, inside_s) / rates.bandwidth + START_S + _hop_s(group, rates)
 
 
 def pass_s(num_bytes: float, group: Group, hardware: Accelerator, rates: LinkRates) -> float:
     """To a neighbour in `group`; between nodes, for that is what the slowest stage waits for."""
     link = hardware.fabric_link if group.leaves_node else hardware.node_link
-    hop_s = FABRIC_HOP_S if group.leaves_node else NODE_HOP_S
-    return num_bytes / (link * rates.bandwidth) + hop_s * rates.latency
+    return num_bytes / (link * rates.bandwidth) + _hop_s(group, rates)
+
+
+def _hop_s(group: Group, rates: LinkRates) -> float:
+    return FABRIC_HOP_S * rates.latency if group.leaves_node else NODE_HOP_S

@@ -1,7 +1,8 @@
 """Tables of measured throughput, as CSV: which model, in which layout, on how many devices, how fast. Further columns may be there.
 
-Columns: `gpu, n_gpus, seq`, a speed (`tokens_per_s_per_gpu`, else `tflops_per_gpu`, else `mfu_pct`), and `params` or `hidden` and `layers`. What
-is absent or blank has its usual value: an axis 1, `dp` the rest of the devices, `mbs` 1, `gbs_seq` what dp, mbs and `grad_accum` come to.
+Columns: `gpu, n_gpus, seq`, a speed (`tokens_per_s_per_gpu`, `tflops_per_gpu` or `mfu_pct`), and `params`, or `hidden` and `layers`.
+What is absent or blank has its usual value: an axis 1, `dp` the rest of the devices, `mbs` all that a rank has of a step (in a
+pipeline 1), `gbs_seq` what dp, mbs and `grad_accum` come to.
 `program` says whose collectives they are: surefoot, megatron or nanotron.
 `tflops_per_gpu` and `mfu_pct` count all pairs of queries and keys, as published figures do (PaLM, arXiv 2204.02311, appendix B).
 """
@@ -181,7 +182,8 @@ def _layout(row: _Row) -> Layout:
     if stage is None and zero not in _WHOLE_COPIES:
         raise DataError(f"zero_or_fsdp is {zero!r}", where=row.where, hint=f"one of {', '.join([*_STAGES, *_WHOLE_COPIES[1:]])}", got=zero)
     accumulated, batch = row.count("grad_accum", 1), row.count("gbs_seq", data_ranks)
-    micro_batch_size = row.count("mbs", max(1, batch // (data_ranks * accumulated)) if row.has("grad_accum") else 1)
+    usual = 1 if axes["pp"] > 1 and not row.has("grad_accum") else max(1, batch // (data_ranks * accumulated))
+    micro_batch_size = row.count("mbs", usual)
     recompute: Recompute = "full" if row.text("act_recompute") == "full" else "none"
     return Layout(
         **axes,

@@ -1,4 +1,4 @@
-"""The sizes of a model of which a table tells only some: its parameters, or its width and depth. Pure; for predicting time, not for training."""
+"""The sizes of a model of which a table tells only some: its parameters, or its width and depth. For predicting time, not for training."""
 
 from __future__ import annotations
 

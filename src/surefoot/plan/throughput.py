@@ -32,8 +32,9 @@ PASSES_OF_FEED_FORWARD = 3
 PASSES_OF_LOGITS = 6
 """Of the logits in float32: cast, maximum, exponentials and sum, backward, cast."""
 
-HIDING_SHARE = 2.0 / 3.0
-"""Gradients are reduced behind the backward of the last micro-batch, two thirds of its time."""
+BACKWARD_SHARE = 2.0 / 3.0
+"""Of a micro-batch's time. Gradients of whole copies are summed behind the backward of the last one. Where states are sharded, weights are
+gathered behind the first forward besides: together the time of one micro-batch."""
 
 
 class LayerTimes(NamedTuple):
@@ -239,7 +240,8 @@ class StepModel:
         if talk.reduces_afterwards(layout, self.implementation):
             return seconds, told
         hidden = self.calibration.hidden_data
-        window_s = micro_batch_s * (number if layout.zero_stage > 1 and layout.dp_shard * layout.cp > 1 else HIDING_SHARE)
+        sharded = layout.dp_shard * layout.cp > 1
+        window_s = micro_batch_s * (number if sharded and layout.zero_stage > 1 else 1.0 if sharded else BACKWARD_SHARE)
         return max(seconds * (1.0 - hidden), seconds - hidden * window_s), told
 
     def _heaviest_stage(self, layout: Layout) -> talk.StageWeights:

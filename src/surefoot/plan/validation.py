@@ -30,8 +30,8 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """`mape`: mean absolute relative error of predicted speeds of rows that were not calibrated on. `constant_mape`: that of one MFU for all
-    of them, the median of the rows that were. `kendall_tau`: how well they are ranked, from -1 to 1; None where all are measured alike.
+    """`mape`: mean absolute relative error of predicted speeds, of rows that were not calibrated on. `constant_mape`: that of one MFU for
+    all of them, the median of the rows that were. `kendall_tau`: how well they are ranked, from -1 to 1; None where all are measured alike.
     """
 
     calibrated_on: tuple[str, ...]
