@@ -102,7 +102,7 @@ def _wish(aim: Aim, flops: float) -> Wish:
 
 def _shape(n: float, aim: Aim, *, law: Law, seq_len: int) -> Shape:
     experts = Experts(per_token=aim.experts_per_token, num=aim.num_experts) if aim.num_experts else None
-    counts = "active" if experts and law.counts == "all" else law.counts
+    counts = law.counts_for(is_mixture=experts is not None)
     return shape_for(n, vocab_size=aim.vocab_size or usual_vocabulary(n), counts=counts, experts=experts, seq_len=seq_len)
 
 

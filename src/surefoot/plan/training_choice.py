@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from surefoot.core.model_sizes import ModelSizes
-from surefoot.plan.batch import LegalBatch, Ramp, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps
+from surefoot.plan.batch import REACH, LegalBatch, Ramp, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps
 from surefoot.plan.law_records import Surface
 from surefoot.plan.records import Reason
 from surefoot.plan.schedules import Schedule, propose_schedule
@@ -25,23 +26,29 @@ class TrainingChoice:
     batch_laws: SideBySide
     lr_laws: SideBySide
     over_critical: float
+    doubts: tuple[str, ...]
     reasons: dict[str, Reason]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        told = []
+        told = list(self.doubts)
         if self.batch.worst_waste > 0:
             told.append(self.batch.why)
-        if self.over_critical > 1.0:
+        if not self.doubts and self.over_critical > 1.0:
             told.append(
                 f"the batch is {self.over_critical:.2g} times the critical one of Kaplan's law at the end of the run: tokens are wasted"
             )
         return tuple(told)
 
 
-def wished_batch(sizes: ModelSizes, *, tokens: float, loss: float, seq_len: int) -> int:
-    """In sequences, before any layout is known."""
-    return max(1, round(batches(_run(sizes, tokens, loss)).chosen.value / seq_len))
+def wished_batch(sizes: ModelSizes, *, tokens: float, loss: float, seq_len: int, num_devices: int) -> int:
+    """In sequences, before any layout is known: near what the laws say, and a multiple or a divisor of the devices, so that most layouts
+    share it evenly."""
+    near = max(1, round(batches(_run(sizes, tokens, loss)).chosen.value / seq_len))
+    multiple = max(1, round(near / num_devices)) * num_devices
+    divisors = [size for size in range(1, num_devices + 1) if num_devices % size == 0] if near < num_devices else []
+    even = min((multiple, *divisors), key=lambda size: abs(math.log(size / near)))
+    return even if abs(even / near - 1.0) <= REACH else near
 
 
 def choose_training(
@@ -53,18 +60,33 @@ def choose_training(
     surface: Surface,
     data_ranks: Iterable[int],
     micro_batch_size: int,
+    wished: int,
+    least_micro_batches: int = 1,
     given_batch: int | None = None,
 ) -> TrainingChoice:
-    """For a layout of so many data ranks, or of each of several that the run may come to have."""
+    """For a layout of so many data ranks, or of each of several that the run may come to have.
+
+    `least_micro_batches`: of a data rank and step, so that a pipeline is not idle for most of a smaller batch of the ramp.
+    """
     run = _run(sizes, tokens, loss)
     ranks = tuple(data_ranks)
     laws = batches(run)
-    near = given_batch or max(1, round(laws.chosen.value / seq_len))
+    near = given_batch or wished
     legal = legal_batches(near, data_ranks=ranks, micro_batch_size=micro_batch_size, given=given_batch is not None)
     num_samples = max(1, round(tokens / seq_len))
     critical = critical_in_run(surface, float(sizes.num_active_parameters))
-    ramp = batch_ramp(
-        legal.batch, seq_len=seq_len, num_samples=num_samples, critical=critical, data_ranks=ranks, micro_batch_size=micro_batch_size
+    doubts = _doubts(loss, sizes.vocab_size)
+    ramp = (
+        ()
+        if doubts
+        else batch_ramp(
+            legal.batch,
+            seq_len=seq_len,
+            num_samples=num_samples,
+            critical=critical,
+            data_ranks=tuple(count * least_micro_batches for count in ranks),
+            micro_batch_size=micro_batch_size,
+        )
     )
     steps = num_steps(num_samples, global_batch=legal.batch, ramp=ramp)
     rates = learning_rates(run)
@@ -79,13 +101,27 @@ def choose_training(
         batch_laws=laws,
         lr_laws=rates,
         over_critical=above_critical(legal.batch, seq_len=seq_len, num_samples=num_samples, critical=critical),
+        doubts=doubts,
         reasons=_reasons(legal, laws, rates, schedule, given_batch),
     )
 
 
+def is_a_loss(loss: float, *, vocab_size: int) -> bool:
+    """Guessing costs ln V: a surface that says more has been left far behind."""
+    return loss < math.log(vocab_size)
+
+
 def _run(sizes: ModelSizes, tokens: float, loss: float) -> Run:
     """The tuning laws count without the embedding."""
-    return Run(n=float(sizes.num_active_parameters - sizes.num_embedding_parameters), tokens=tokens, loss=loss)
+    known = loss if is_a_loss(loss, vocab_size=sizes.vocab_size) else None
+    return Run(n=float(sizes.num_active_parameters - sizes.num_embedding_parameters), tokens=tokens, loss=known)
+
+
+def _doubts(loss: float, vocab_size: int) -> tuple[str, ...]:
+    if is_a_loss(loss, vocab_size=vocab_size):
+        return ()
+    guess = math.log(vocab_size)
+    return (f"a loss of {loss:.3g} is more than guessing costs ({guess:.3g} nats): the law does not reach this far",)
 
 
 def _reasons(legal: LegalBatch, laws: SideBySide, rates: SideBySide, schedule: Schedule, given_batch: int | None) -> dict[str, Reason]:

@@ -93,6 +93,8 @@ class SideBySide:
 STEPLAW_CENTRE = Run(n=2.5e8, tokens=1.4e10)
 """Geometric middle of its grid: 60M to 1B parameters, 2B to 100B tokens."""
 
+STEPLAW_SMALLEST = 6e7
+
 _STEPLAW = "Step Law (Li et al.), arXiv 2503.04715; constants are medians of their 1000 bootstrap fits"
 _STEPLAW_CORPUS = "web, code, mathematics (English and Chinese)"
 _DEEPSEEK = "DeepSeek LLM, arXiv 2401.02954"
@@ -166,8 +168,14 @@ def critical_by_data(tokens: float) -> float:
 
 
 def learning_rates(run: Run) -> SideBySide:
-    """`steplaw` is taken: alone among them it knows N and D apart, and it was tested on the most models."""
+    """`steplaw` is taken where its grid reaches: alone among them it knows N and D apart, and it was tested on the most models. Below its
+    smallest model the least of all is taken: a rate too low trains slowly, one too high not at all."""
     found = _asked(LEARNING_RATES, run)
+    if run.n < STEPLAW_SMALLEST:
+        least = min(found, key=lambda suggestion: suggestion.value)
+        return SideBySide(
+            "learning rate", found, least, Reason("the smallest of what the laws say: the model is below the grid of either", least.source)
+        )
     reason = Reason("fitted to 3,700 models, by size and data apart; the others know compute alone", found[0].source)
     return SideBySide("learning rate", found, found[0], reason)
 

@@ -1,0 +1,301 @@
+"""From a request to a plan: budget, model, layout, training, saves and failures, in one consistent calculation. Pure.
+
+What failures cost is needed before the model is known, because it shortens the budget, and follows from the model. It is small and moves
+slowly, so a first model at full goodput gives it, and the second model is the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefoot.core.errors import PlanInfeasible
+from surefoot.plan import allocation, search
+from surefoot.plan.batch import uneven
+from surefoot.plan.calibration import DEFAULT, Calibration
+from surefoot.plan.checkpoint_sizes import saved_bytes
+from surefoot.plan.composed import Plan
+from surefoot.plan.implementations import SUREFOOT, SUREFOOT_BF16, SUREFOOT_ON_CPU, Implementation
+from surefoot.plan.judge import Judged, judge
+from surefoot.plan.law_records import Surface
+from surefoot.plan.laws import Law
+from surefoot.plan.layout_text import parse_layout, show_layout
+from surefoot.plan.legality import Limits
+from surefoot.plan.model_choice import ModelChoice, assumed_mfu, choose_model
+from surefoot.plan.pipeline_schedule import fewest_micro_batches
+from surefoot.plan.recipe import Recipe, beside, recipe_layout
+from surefoot.plan.records import FP32, Dtypes, Layout, Reason, Workload
+from surefoot.plan.reliability import Operation, Reliability, assess
+from surefoot.plan.reliability_reasons import reasons_of
+from surefoot.plan.request import Cluster, Request, check_request
+from surefoot.plan.smallest_change import smallest_change
+from surefoot.plan.training_choice import TrainingChoice, choose_training, wished_batch
+
+RECIPE = "recipe"
+"""As a layout: the textbook's."""
+
+SPARES_FROM_NODES = 16
+"""On fewer, a node held in reserve costs more than the failures that it shortens."""
+
+AS_FAST = 0.03
+"""Relative difference of step times that says nothing: the model of throughput is off by more. The simpler layout is taken."""
+
+MFU_DOUBT = 0.1
+"""Relative difference between the MFU of the budget and that of the layout, from which on it is said."""
+
+
+def make_plan(request: Request, *, law: Law, calibration: Calibration | None = None, validated: bool = False) -> Plan:
+    """Raises ConfigError for what is asked wrongly, PlanInfeasible where nothing satisfies the request, with what would."""
+    check_request(request)
+    scale = calibration or DEFAULT
+    cluster, aim = request.cluster, request.aim
+    mfu = assumed_mfu(aim)
+    model = choose_model(cluster, aim, law=law, goodput=1.0, mfu=mfu)
+    cluster = replace(cluster, num_devices=model.budget.num_devices)
+    request = replace(request, cluster=cluster)
+    first = assess(_expected(model, cluster, mfu))
+    num_used = _used(request, first)
+    ranked, judged, recipe = _layouts(request, model, num_used, scale)
+    if aim.mfu is None and scale.is_measured:
+        mfu = judged.mfu
+    goodput = first.goodput.value
+    model = choose_model(cluster, aim, law=law, goodput=goodput * num_used / model.budget.num_devices, mfu=mfu)
+    training = _training(request, model, judged.layout)
+    work = workload_of(request, model, global_batch_size=training.batch.batch)
+    judged = _judge(request, work, judged.layout, scale)
+    operation = _operation(request, model, judged, training)
+    reliability = assess(operation)
+    run_s = operation.total_s / reliability.goodput.value
+    plan = Plan(
+        request=request,
+        law=law,
+        model=model,
+        workload=work,
+        training=training,
+        layout=judged,
+        ranked=ranked,
+        recipe=recipe,
+        num_idle=model.budget.num_devices - num_used,
+        calibration=scale,
+        operation=operation,
+        reliability=reliability,
+        goodput=goodput,
+        run_s=run_s,
+        validated=validated,
+        warnings=(),
+        reasons={},
+    )
+    return replace(plan, warnings=tuple(_warnings(plan)), reasons=_reasons(plan))
+
+
+def dtypes_of(dtype: str) -> Dtypes:
+    """How surefoot keeps its state: float32, with products in bf16 where that is asked."""
+    return FP32 if dtype == "fp32" else SUREFOOT_BF16
+
+
+def workload_of(request: Request, model: ModelChoice, *, global_batch_size: int) -> Workload:
+    return Workload(model.sizes, model.seq_len, global_batch_size, dtypes=dtypes_of(request.cluster.dtype))
+
+
+def program_of(cluster: Cluster) -> Implementation:
+    return SUREFOOT_ON_CPU if cluster.accelerator.name == "cpu" else SUREFOOT
+
+
+def _expected(model: ModelChoice, cluster: Cluster, mfu: float) -> Operation:
+    """Before a layout is known: a step of a tenth of a thousandth of the run, at the MFU of the budget."""
+    seconds = model.cost.exact / (model.budget.num_devices * model.budget.peak_flops * mfu)
+    return _operated(
+        cluster, model, num_devices=model.budget.num_devices, step_s=seconds / 1e4, tokens_per_step=model.tokens / 1e4, total_s=seconds
+    )
+
+
+def _operation(request: Request, model: ModelChoice, judged: Judged, training: TrainingChoice) -> Operation:
+    step_s = judged.step_s
+    return _operated(
+        request.cluster,
+        model,
+        num_devices=judged.layout.num_devices,
+        step_s=step_s,
+        tokens_per_step=training.batch.batch * model.seq_len,
+        total_s=model.tokens / (training.batch.batch * model.seq_len) * step_s,  # smaller steps of a ramp take less time
+    )
+
+
+def _operated(
+    cluster: Cluster, model: ModelChoice, *, num_devices: int, step_s: float, tokens_per_step: float, total_s: float
+) -> Operation:
+    return Operation(
+        hardware=cluster.accelerator,
+        num_devices=num_devices,
+        state_bytes=saved_bytes(model.sizes.num_parameters, dtypes_of(cluster.dtype)),
+        step_s=step_s,
+        tokens_per_step=tokens_per_step,
+        total_s=total_s,
+        failures_per_node_day=cluster.failures_per_node_day,
+        stall_s=cluster.stall_s,
+        restart_s=cluster.restart_s,
+        detection_s=cluster.detection_s,
+        price_per_hour=cluster.price_per_hour,
+    )
+
+
+def _used(request: Request, first: Reliability) -> int:
+    """Whole nodes, less those that are held in reserve. A layout that is given uses all devices."""
+    cluster, num_devices = request.cluster, request.cluster.num_devices or 1
+    per_node = cluster.accelerator.devices_per_node
+    nodes = num_devices // per_node
+    if request.layout or nodes < SPARES_FROM_NODES:
+        return num_devices
+    return (nodes - first.spares.num_nodes) * per_node
+
+
+def _layouts(request: Request, model: ModelChoice, num_used: int, scale: Calibration) -> tuple[search.Ranked, Judged, Recipe | None]:
+    """The search, the layout to go by, and the textbook's beside the fastest."""
+    batch = _wished(request, model, num_used)
+    work = workload_of(request, model, global_batch_size=batch)
+    cluster, limits, program = request.cluster, Limits(max_bubble=request.max_bubble), program_of(request.cluster)
+    ranked = search.rank(work, cluster.accelerator, num_used, calibration=scale, limits=limits, implementation=program)
+    standard = _standard(request, work, num_used, scale)
+    if not request.layout:
+        best = _best(ranked, work, request, num_used)
+        return ranked, best, beside(standard, ranked.layouts[0]) if standard else None
+    given = standard if request.layout == RECIPE else _judge(request, work, parse_layout(request.layout, num_devices=num_used), scale)
+    if given is None or not given.fits:
+        layout = given.layout if given else None
+        raise _cannot(layout, [refusal.why for refusal in given.refusals] if given else [], work, request, num_used)
+    if hard := [refusal.why for refusal in given.refusals if refusal.kind != "bubble"]:
+        raise _cannot(given.layout, hard, work, request, num_used)
+    return ranked, given, beside(standard, ranked.layouts[0]) if standard and ranked.layouts else None
+
+
+def _wished(request: Request, model: ModelChoice, num_used: int) -> int:
+    loss = model.frontier.choice.loss
+    return request.aim.global_batch_size or wished_batch(
+        model.sizes, tokens=model.tokens, loss=loss, seq_len=model.seq_len, num_devices=num_used
+    )
+
+
+def _standard(request: Request, work: Workload, num_used: int, scale: Calibration) -> Judged | None:
+    """None where the textbook has no answer."""
+    try:
+        return recipe_layout(
+            work,
+            request.cluster.accelerator,
+            num_used,
+            calibration=scale,
+            limits=Limits(max_bubble=request.max_bubble),
+            implementation=program_of(request.cluster),
+        )
+    except PlanInfeasible:
+        return None
+
+
+def _best(ranked: search.Ranked, work: Workload, request: Request, num_used: int) -> Judged:
+    """The simplest of those that are as good as the fastest that surefoot can train; the fastest of all where it can train none."""
+    if not ranked.layouts:
+        most = max(ranked.counts.rejected, key=ranked.counts.rejected.__getitem__, default="")
+        raise _cannot(None, [one.reason for one in ranked.rejected if one.kind == most][:1], work, request, num_used)
+    trained = [one for one in ranked.layouts if one.trainable]
+    close = [one for one in trained if one.step_s <= (1.0 + AS_FAST) * trained[0].step_s]
+    return min(close, key=lambda one: search.simplicity(one.layout)) if close else ranked.layouts[0]
+
+
+def _cannot(layout: Layout | None, why: Sequence[str], work: Workload, request: Request, num_used: int) -> PlanInfeasible:
+    changes = smallest_change(
+        work,
+        request.cluster.accelerator,
+        num_used,
+        layout=layout,
+        limits=Limits(max_bubble=request.max_bubble),
+        implementation=program_of(request.cluster),
+    )
+    what = f"{show_layout(layout)} cannot be run" if layout else f"no layout of {num_used} {request.cluster.accelerator.name} can be run"
+    told = "; or ".join(f"{change.what} ({show_layout(change.judged.layout)})" for change in changes[:3])
+    hint = f"the smallest change that fits: {told}" if told else "nothing near it fits either: take more devices, or a smaller model"
+    return PlanInfeasible(f"{what}: {'; '.join(why)}", where="layout", hint=hint)
+
+
+def _judge(request: Request, work: Workload, layout: Layout, scale: Calibration) -> Judged:
+    """With the batch that was made legal for it."""
+    return judge(
+        work,
+        request.cluster.accelerator,
+        layout,
+        calibration=scale,
+        limits=Limits(max_bubble=request.max_bubble),
+        implementation=program_of(request.cluster),
+    )
+
+
+def _training(request: Request, model: ModelChoice, layout: Layout) -> TrainingChoice:
+    least = fewest_micro_batches(
+        layout.pp, max_bubble=request.max_bubble, chunks=layout.pp_chunks, schedule=layout.pp_schedule, of_stages=layout.pp_chunks > 1
+    )
+    return choose_training(
+        model.sizes,
+        tokens=model.tokens,
+        loss=model.frontier.choice.loss,
+        seq_len=model.seq_len,
+        surface=_surface(model),
+        data_ranks=(layout.data_ranks,),
+        micro_batch_size=layout.micro_batch_size,
+        wished=_wished(request, model, layout.num_devices),
+        least_micro_batches=least,
+        given_batch=request.aim.global_batch_size,
+    )
+
+
+def _surface(model: ModelChoice) -> Surface:
+    """The law's own, or the shape that was borrowed for it."""
+    return allocation.bowl(model.frontier.law, model.law_flops).surface
+
+
+def _warnings(plan: Plan) -> list[str]:
+    budget, told = plan.model.budget, [*plan.model.frontier.warnings, *plan.training.warnings]
+    if not plan.validated:
+        told.append("not validated: no sweep of your own runs stands behind the law; `surefoot sweep` makes one for 5 to 7% of the budget")
+    if abs(plan.layout.mfu / budget.mfu - 1.0) > MFU_DOUBT:
+        told.append(
+            f"the budget takes an MFU of {budget.mfu:.0%}, the layout is expected to reach {plan.layout.mfu:.0%} ({plan.calibration.stamp})"
+        )
+    if plan.layout.untrainable:
+        told.append(f"this layout is planned only: {plan.layout.untrainable}")
+    return [*told, *_when_a_node_is_lost(plan)]
+
+
+def _when_a_node_is_lost(plan: Plan) -> list[str]:
+    """A replica of the model is lost with each of its ranks; the batch is dealt to the rest."""
+    layout, per_node = plan.layout.layout, plan.request.cluster.accelerator.devices_per_node
+    of_one_replica = layout.num_devices // layout.data_ranks
+    left = layout.data_ranks - max(1, per_node // of_one_replica)
+    if layout.num_devices <= per_node or left < 1:
+        return []
+    text = uneven(plan.training.batch.batch, num_ranks=left, micro_batch_size=layout.micro_batch_size)
+    return [f"when a node is lost and none is spare: {text}"] if text else []
+
+
+def _reasons(plan: Plan) -> dict[str, Reason]:
+    frontier, layout = plan.model.frontier, plan.layout
+    how = (
+        "as given"
+        if plan.request.layout
+        else f"the simplest of the fastest ({AS_FAST:.0%}) among {plan.ranked.counts.considered} considered"
+    )
+    used = f"{layout.layout.num_devices} of {plan.model.budget.num_devices}"
+    own = {
+        "choice.n": frontier.reason,
+        "choice.tokens": Reason("what the budget leaves for that size", frontier.law.source),
+        "choice.loss": Reason(f"by the surface of `{frontier.law.name}` ({frontier.law.corpus})", frontier.law.source),
+        "layout": Reason(how, "every legal layout, its memory and its time of a step"),
+        "layout.memory": Reason("term by term, of the fullest device", "shapes, dtypes and what the backward keeps"),
+        "layout.mfu": Reason(plan.calibration.stamp, plan.calibration.source),
+        "layout.bubble": Reason(
+            "(p - 1) / (v m) of the ideal time, (p - 1) / (v m + p - 1) of all; the schedule played out beside", "arXiv 2104.04473"
+        ),
+        "layout.step_s": Reason("products, collectives that are not hidden, bubble and update", plan.calibration.stamp),
+        "budget.goodput": Reason(
+            f"useful share of the time {plan.goodput:.4g}, devices that are used {used}",
+            "ETTR of arXiv 2410.21680",
+        ),
+    }
+    return {**plan.model.reasons, **own, **plan.training.reasons, **reasons_of(plan.operation, plan.reliability)}

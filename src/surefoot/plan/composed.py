@@ -1,0 +1,59 @@
+"""The whole plan as one record: what follows from a request, every number with its reason. Frozen, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.core.sections import PlanSection
+from surefoot.plan.calibration import Calibration
+from surefoot.plan.judge import Judged
+from surefoot.plan.laws import Law
+from surefoot.plan.model_choice import ModelChoice
+from surefoot.plan.recipe import Recipe
+from surefoot.plan.records import Reason, Workload
+from surefoot.plan.reliability import Operation, Reliability
+from surefoot.plan.request import Request
+from surefoot.plan.search import Ranked
+from surefoot.plan.training_choice import TrainingChoice, is_a_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`layout` is the one that the plan goes by: the given one, else the fastest. `goodput` is what the budget was reduced by.
+
+    `num_idle` devices are left as spares, or because the best layout does not use them. `run_s` is what the steps take, failures included.
+    """
+
+    request: Request
+    law: Law
+    model: ModelChoice
+    workload: Workload
+    training: TrainingChoice
+    layout: Judged
+    ranked: Ranked
+    recipe: Recipe | None
+    num_idle: int
+    calibration: Calibration
+    operation: Operation
+    reliability: Reliability
+    goodput: float
+    run_s: float
+    validated: bool
+    warnings: tuple[str, ...]
+    reasons: dict[str, Reason]
+
+    @property
+    def promise(self) -> PlanSection:
+        """What goes into the config, for the run to be measured by."""
+        choice = self.model.frontier.choice
+        known = is_a_loss(choice.loss, vocab_size=self.model.sizes.vocab_size)
+        low, high = choice.loss_band if known and choice.loss_band else (0.0, 0.0)
+        return PlanSection(
+            law=self.law.name,
+            validated=self.validated,
+            loss=round(choice.loss, 4) if known else 0.0,
+            loss_low=round(low, 4),
+            loss_high=round(high, 4),
+            step_s=float(f"{self.layout.step_s:.4g}"),
+            memory_bytes=round(self.layout.memory.total),
+        )
