@@ -250,14 +250,14 @@ def peaks_of_all(*, rank: int, world_size: int, rows: list[Row]) -> list[tuple[i
 
 def check_peaks(rows: list[Row], ranks: list[list[tuple[int, int]]]) -> None:
     """Exact alone and for whole copies. Where weights are sharded the plan counts the largest units gathered and reduced at the very moment
-    when most activations are there, which at these sizes is up to a sixth too much; up to a quarter where pieces interleave, which have
+    when most activations are there, which at these sizes is up to a sixth too much; up to a third where pieces interleave, which have
     done all forwards of so few micro-batches before the first gradient is there."""
     for row, of_ranks in zip(rows, zip(*ranks, strict=True), strict=True):
         for stage, peak in of_ranks:
             over = planned(row, stage=stage).allocated / peak - 1.0
             print(f"{row.model:<14}{row.layout:<14}{row.precision} stage {stage} {over:+.1%}")
             exact, interleaved = row.layout in ("alone", "replicate2"), row.layout == "interleaved2"
-            assert -0.02 <= over <= (0.02 if exact else 0.25 if interleaved else 0.17), row
+            assert -0.02 <= over <= (0.02 if exact else 0.33 if interleaved else 0.17), row
 
 
 def test_the_peak_of_all_tensors_is_not_above_the_plan_and_not_far_below(run_ranks: RunRanks) -> None:
