@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from surefoot.core.errors import EXIT_RETRY, ConfigError, Preempted, SurefootErr
 from surefoot.core.units import show_duration
 
 _POLL_S = 0.2
+_HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_(
@@ -43,7 +43,7 @@ def run_(
     state = _State(folder, waiting=list(left))
     with _Forwarding(state):
         _work_off(state, jobs=jobs)
-    if state.stopped:
+    if state.stopped and (state.waiting or state.cut_off):
         raise Preempted("the sweep was stopped", where=str(path), hint=f"the same command goes on: surefoot sweep run {path}")
     for name, why in state.failed.items():
         say(f"left out: {name}: {why}")
@@ -54,13 +54,14 @@ def run_(
 
 @dataclass
 class _State:
-    """What is waiting, under way and failed. `stopped` once somebody asked to leave."""
+    """What is waiting, under way and failed. `stopped` once somebody asked to leave; `cut_off` are those that did."""
 
     folder: SweepFolder
     waiting: list[Point]
     running: dict[str, _Job] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
+    cut_off: list[str] = field(default_factory=list)
     trained_flops: float = 0.0
     began_s: float = field(default_factory=time.monotonic)
 
@@ -147,7 +148,8 @@ def _start(state: _State, point: Point) -> None:
             return
     target = run_dir if (run_dir / "config.toml").is_file() else folder.config_file(point.name)
     with folder.log_file(point.name).open("ab") as log:
-        process = subprocess.Popen(_command("train", str(target)), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        # A group of its own: what is asked of the sweep reaches its runs once, through `_Forwarding`.
+        process = subprocess.Popen(_command("train", str(target)), stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0)
     state.running[point.name] = _Job(point, process)
     say(f"  {point.name}: {point.trained_flops:.3g} FLOPs, pid {process.pid}, log {folder.log_file(point.name)}")
 
@@ -160,7 +162,9 @@ def _ended(state: _State, job: _Job) -> None:
         left_flops = sum(one.trained_flops for one in state.waiting) + sum(one.point.trained_flops for one in state.running.values())
         rest = f", about {show_duration(left_flops / rate)} left" if left_flops else ""
         say(f"  {point.name}: finished; {rate:.3g} FLOP/s over all runs{rest}")
-    elif not (state.stopped and code == EXIT_RETRY):
+    elif state.stopped and code == EXIT_RETRY:
+        state.cut_off.append(point.name)
+    else:
         state.failed[point.name] = f"exit {code}: {_last_word(state.folder, point)}"
         say(f"  {point.name}: {state.failed[point.name]}")
 
@@ -196,14 +200,13 @@ class _Forwarding:
         self._former: Mapping[int, object] = {}
 
     def __enter__(self) -> None:
-        self._former = {number: signal.signal(number, self._leave) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._former = {number: signal.signal(number, self._leave) for number in _HEEDED}
 
     def __exit__(self, *_: object) -> None:
         for number, former in self._former.items():
             signal.signal(number, former)  # type: ignore[arg-type]
 
-    def _leave(self, number: int, _: object) -> None:
+    def _leave(self, *_: object) -> None:
         self._state.stopped = True
         for job in self._state.running.values():
-            if job.process.poll() is None and (number != signal.SIGINT or os.getpgid(job.process.pid) != os.getpgrp()):
-                job.process.send_signal(signal.SIGTERM)  # Ctrl-C has reached those of our own group already
+            job.process.send_signal(signal.SIGTERM)  # harmless for one that has ended
