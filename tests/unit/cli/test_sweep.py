@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from surefoot.cli.main import run
 from surefoot.config import load_config
+from surefoot.core.config_text import config_text
 from surefoot.core.records import StepReport
 from surefoot.observe.metrics import MetricsWriter
 from tests.texts import prepare_documents
@@ -56,15 +59,19 @@ def finished_run(folder: Path, *, kind: str = "wsd", loss: float = 3.0, num_step
     folder.mkdir(parents=True)
     text = BASE.replace("KIND", kind).replace('"prepared"', '"../prepared"').replace("[train]", f"[train]\nnum_steps = {NUM_STEPS}")
     (folder / "config.toml").write_text(f'[run]\nname = "{folder.name}"\ndir = "."\n{text}')
+    write_steps(folder, loss=loss, steps=range(1, num_steps + 1), lr=PEAK, batch=BATCH, lr_share=lr_share)
+    return folder
+
+
+def write_steps(folder: Path, *, loss: float, steps: Sequence[int], lr: float, batch: int, lr_share: float = 0.0) -> None:
     writer = MetricsWriter(folder, generation=1)
     zeros = dict.fromkeys(("data_wait_s", "forward_backward_s", "exchange_s", "update_s", "save_s", "evaluate_s", "cpu_s"), 0.0)
-    for step in range(1, num_steps + 1):
+    for step in steps:
         known: dict[str, Any] = {"attempt": 1, "generation": 1, "loss": loss, "num_live_tokens": 1, "tokens": 1, "grad_norm": 1.0}
         known |= {"clip_scale": 1.0, "action": "proceed", "step_s": 0.5, "tokens_per_s": 1.0}
-        last = {"lr": PEAK * lr_share, "val_loss": loss, "bits_per_byte": 1.0} if step == num_steps else {"lr": PEAK}
-        writer.write(StepReport(step=step, next_sample=BATCH * step, **{**zeros, **known, **last}))
+        last = {"lr": lr * lr_share, "val_loss": loss, "bits_per_byte": 1.0} if step == steps[-1] else {"lr": lr}
+        writer.write(StepReport(step=step, next_sample=batch * step, **{**zeros, **known, **last}))
     writer.close()
-    return folder
 
 
 def test_a_plan_is_priced_before_anything_is_trained(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,3 +175,58 @@ def test_what_is_no_run_or_diverged_is_left_out_by_name(base: Path, tmp_path: Pa
     assert set(answer["left_out"]) == {"bad", "absent"}
     assert "diverged" in answer["left_out"]["bad"]
     assert answered(capsys, "sweep", "gather", bad, code=4)["error"]["code"] == "data"
+
+
+def trained(sweep: Path, runs: list[Answer], *, loss_of: Callable[[float, float], float]) -> None:
+    """The folders of all runs of a sweep as training would leave them, with the losses of a known surface."""
+    for one in runs:
+        changed = () if not one["parent"] else (f"train.num_steps={one['num_steps']}", "schedule.decay_steps=-1")
+        config = load_config(sweep / "configs" / f"{one['parent'] or one['name']}.toml", changed).config
+        folder = sweep / "runs" / one["name"]
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(config_text(config, folder=folder, run_dir="."))
+        write_steps(folder, loss=loss_of(one["n"], one["tokens"]), steps=[one["num_steps"]], lr=config.optimizer.lr, batch=BATCH)
+
+
+def test_a_trained_sweep_is_fitted_and_what_moved_is_said(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """L = 1.8 + 40 / N^0.3 + 400 / D^0.4, so N* ~ C^(4/7), where C^(1/2) was expected."""
+
+    def loss_of(n: float, tokens: float) -> float:
+        return float(1.8 + 40 / n**0.3 + 400 / tokens**0.4)
+
+    sweep = tmp_path / "sweep"
+    family = ("model.d_model=64", "model.num_heads=8", "model.num_layers=2")
+    budgets = ("--budgets", "1e13,4e13,16e13", "--law", "ratio:20", "--sizes", "7", "--span", "12")
+    runs = answered(capsys, "sweep", "plan", base, *family, *budgets, "--out", sweep)["runs"]
+    trained(sweep, runs, loss_of=loss_of)
+    answer = answered(capsys, "sweep", "fit", sweep)
+    assert answer["a"] == pytest.approx(4 / 7, abs=0.05)
+    assert (answer["left_out"], answer["left_out_runs"], answer["doubts"]) == ([], {}, [])
+    for one in answer["optima"]:
+        # The best of the sizes that cost exactly so much, by the surface itself.
+        group = [run for run in runs if run["budget_flops"] == pytest.approx(one["flops"], rel=0.05)]
+        best = min(group, key=lambda run: loss_of(run["n"], run["tokens"]))
+        assert 1 / 1.6 < one["n"] / best["n"] < 1.6
+    assert answer["parametric"]["E"] == pytest.approx(1.8, rel=0.03)
+    assert run(["sweep", "fit", str(sweep)]) == 0
+    page = capsys.readouterr().out
+    assert "what moved:" in page
+    assert "expected C^0.500" in page
+    again = answered(capsys, "sweep", "plan", base, *family, "--budgets", "1e13", "--law", sweep / "fit.json")
+    assert again["law"] == str(sweep / "fit.json")
+
+
+def test_rates_over_widths_say_whether_they_transfer(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep"
+    wanted = ("--widths", "16,32", "--over", "lr=1e-3,2e-3,4e-3,8e-3")
+    runs = answered(capsys, "sweep", "plan", base, "train.num_steps=60", *wanted, "--out", sweep)["runs"]
+    for one in runs:
+        best_lr = 2e-3 * (1 if "d16x1" in one["name"] else 2)
+        trained(sweep, [one], loss_of=lambda n, tokens, one=one, best_lr=best_lr: 3 + math.log(one["lr"] / best_lr) ** 2)  # type: ignore[misc]
+    answer = answered(capsys, "sweep", "fit", sweep)
+    assert [width["best_lr"] for width in answer["widths"]] == pytest.approx([2e-3, 4e-3])
+    assert answer["exponent"] == pytest.approx(1.0)
+    assert answer["price_of_first"]["32"] == pytest.approx(math.log(2) ** 2)
+    assert run(["sweep", "fit", str(sweep)]) == 0
+    assert "standard parametrization" in capsys.readouterr().out
+    assert run(["sweep", "plan", str(base), "--widths", "16,32"]) == 2  # over what?
