@@ -114,9 +114,9 @@ def legal_batches(near: int, *, data_ranks: Iterable[int], micro_batch_size: int
 
 
 def _least_waste(near: int, ranks: Sequence[int], micro_batch_size: int) -> int:
-    """Among batches within reach that at least one number of ranks shares evenly; the worst rank count decides, then the distance."""
+    """Among `near` and the batches within reach that a number of ranks shares evenly; the worst rank count decides, then the distance."""
     low, high = math.ceil(near * (1.0 - REACH)), math.floor(near * (1.0 + REACH))
-    candidates = {batch for count in ranks for batch in _multiples(count * micro_batch_size, low, high)} or {near}
+    candidates = {batch for count in ranks for batch in _multiples(count * micro_batch_size, low, high)} | {near}
 
     def price(batch: int) -> tuple[float, int]:
         worst = max(waste(batch, num_ranks=count, micro_batch_size=micro_batch_size) for count in ranks)

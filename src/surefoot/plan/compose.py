@@ -140,13 +140,15 @@ def _operated(
 
 
 def _used(request: Request, first: Reliability) -> int:
-    """Whole nodes, less those that are held in reserve. A layout that is given uses all devices."""
-    cluster, num_devices = request.cluster, request.cluster.num_devices or 1
-    per_node = cluster.accelerator.devices_per_node
+    """Whole nodes, less those that are in repair on average: a run that lacks a node shrinks, so more would cost more than they save.
+
+    A layout that is given uses all devices, and so does a power of two, which no smaller number can be cut as well as.
+    """
+    num_devices, per_node = request.cluster.num_devices or 1, request.cluster.accelerator.devices_per_node
     nodes = num_devices // per_node
-    if request.layout or nodes < SPARES_FROM_NODES:
+    if request.layout or nodes < SPARES_FROM_NODES or num_devices & (num_devices - 1) == 0:
         return num_devices
-    return (nodes - first.spares.num_nodes) * per_node
+    return (nodes - max(1, round(first.spares.mean_in_repair))) * per_node
 
 
 def _layouts(request: Request, model: ModelChoice, num_used: int, scale: Calibration) -> tuple[search.Ranked, Judged, Recipe | None]:

@@ -13,6 +13,9 @@ from surefoot.plan.records import Reason
 from surefoot.plan.schedules import Schedule, propose_schedule
 from surefoot.plan.tuning_laws import Run, SideBySide, batches, learning_rates, lr_for_batch
 
+MUCH_OVER_CRITICAL = 2.0
+"""At the critical batch twice the tokens of a small one are spent for half the steps (arXiv 1812.06162); laws of it are as far apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingChoice:

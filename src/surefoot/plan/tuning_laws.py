@@ -181,11 +181,14 @@ def learning_rates(run: Run) -> SideBySide:
 
 
 def batches(run: Run) -> SideBySide:
-    """The smallest is taken: below the critical batch a step is only less parallel, above it tokens are wasted."""
+    """`steplaw` again, for its rate and its batch were searched for together. Below its grid the smallest is taken: a batch too small is
+    only less parallel, one too large wastes tokens."""
     found = _asked(BATCHES, run)
-    least = min(found, key=lambda suggestion: suggestion.value)
-    reason = Reason("the smallest of what the laws say: a batch too small costs parallelism, one too large costs tokens", least.source)
-    return SideBySide("batch", found, least, reason)
+    if run.n < STEPLAW_SMALLEST:
+        least = min(found, key=lambda suggestion: suggestion.value)
+        why = "the smallest of what the laws say: a batch too small costs parallelism, one too large costs tokens"
+        return SideBySide("batch", found, least, Reason(why, least.source))
+    return SideBySide("batch", found, found[0], Reason("found together with the learning rate, on 3,700 models", found[0].source))
 
 
 def transferred_lr(lr: float, *, width: int, to_width: int) -> float:

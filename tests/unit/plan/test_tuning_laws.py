@@ -44,8 +44,15 @@ def test_the_flagship_side_by_side() -> None:
     assert value(sizes, "mccandlish") == pytest.approx(8.0e6, rel=0.01)
     assert value(sizes, "steplaw") == pytest.approx(9.1e6, rel=0.02)
     assert value(sizes, "deepseek") == pytest.approx(20.7e6, rel=0.01)
-    assert sizes.chosen.law == "mccandlish"
+    assert sizes.chosen.law == "steplaw"
     assert sizes.disagreement == pytest.approx(2.58, abs=0.02)
+
+
+def test_below_the_grid_of_the_laws_the_smallest_is_taken() -> None:
+    run = Run(3e5, 1e7)
+    for found in (learning_rates(run), batches(run)):
+        assert found.chosen.value == min(suggestion.value for suggestion in found.suggestions)
+    assert learning_rates(run).chosen.law == "deepseek"
 
 
 def test_they_disagree_by_up_to_four() -> None:

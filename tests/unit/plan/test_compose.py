@@ -1,0 +1,152 @@
+"""Plans as a whole: the flagship, a small one, one that cannot be had, and that their parts add up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from surefoot.core import strict_json
+from surefoot.core.errors import ConfigError, PlanInfeasible
+from surefoot.plan.answer import answer_of
+from surefoot.plan.compose import make_plan
+from surefoot.plan.composed import Plan
+from surefoot.plan.hardware import accelerator
+from surefoot.plan.page import WIDTH, markdown_page, terminal_page
+from surefoot.plan.published_laws import law
+from surefoot.plan.request import Aim, Cluster, Request
+
+FLAGSHIP = Request(Cluster(accelerator("h100"), 1000), Aim(days=30, mfu=0.4, served_tokens=1e13))
+SMALL = Request(Cluster(accelerator("cpu"), 2, dtype="fp32"), Aim(flops=2e13))
+
+
+@pytest.fixture(scope="module")
+def flagship() -> Plan:
+    return make_plan(FLAGSHIP, law=law("epoch"))
+
+
+@pytest.fixture(scope="module")
+def small() -> Plan:
+    return make_plan(SMALL, law=law("epoch"))
+
+
+def test_a_thousand_devices_for_a_month_served_ten_trillion_tokens(flagship: Plan) -> None:
+    answer = answer_of(flagship)
+    assert answer["budget"]["flops"] == pytest.approx(1.0258e24, rel=1e-3)
+    assert 0.95 < answer["budget"]["goodput"] < 0.99
+    assert 27e9 < answer["choice"]["n"] < 50e9
+    assert answer["choice"]["tokens"] == pytest.approx(4.0e12, rel=0.05)
+    assert answer["choice"]["over_best"] == pytest.approx(0.0065, abs=0.001)
+    assert 600e9 > answer["checkpoint"]["bytes"]["total"] > 400e9
+    assert answer["checkpoint"]["interval_s"] == pytest.approx(604, rel=0.05)
+    assert 13 < answer["reliability"]["failures"]["low"] < answer["reliability"]["failures"]["high"] < 27
+    assert 6e6 < answer["training"]["batch_tokens"] < 11e6
+
+
+def test_what_the_parts_say_adds_up(flagship: Plan) -> None:
+    layout, budget = flagship.layout.layout, flagship.model.budget
+    assert layout.num_devices + flagship.num_idle == budget.num_devices == 1000
+    assert flagship.training.batch.batch % layout.data_ranks == 0
+    assert flagship.model.cost.exact == pytest.approx(budget.flops, rel=0.01)
+    assert 6 * flagship.model.frontier.choice.n * flagship.model.tokens == pytest.approx(flagship.model.law_flops, rel=1e-6)
+    trained = flagship.training.num_steps * flagship.training.batch.batch * flagship.model.seq_len
+    assert trained >= flagship.model.tokens * 0.999
+    assert flagship.layout.memory.total < flagship.request.cluster.accelerator.memory_bytes
+    assert flagship.layout.legal
+
+
+def test_every_number_that_is_told_has_a_reason(flagship: Plan) -> None:
+    needed = ("budget.flops", "budget.mfu", "choice.n", "choice.tokens", "choice.loss", "layout", "layout.step_s", "layout.memory")
+    needed += ("training.global_batch_size", "training.lr", "training.warmup_steps", "checkpoint.interval_s", "checkpoint.retention")
+    for path in (*needed, "checkpoint.bytes", "reliability.failures", "reliability.goodput", "reliability.cost"):
+        assert flagship.reasons[path].why, path
+        assert flagship.reasons[path].source, path
+
+
+def test_a_plan_without_a_sweep_is_stamped(flagship: Plan) -> None:
+    assert any("not validated" in warning for warning in flagship.warnings)
+    validated = make_plan(FLAGSHIP, law=law("epoch"), validated=True)
+    assert not any("not validated" in warning for warning in validated.warnings)
+    assert validated.promise.validated
+
+
+def test_nothing_said_of_serving_shows_both_answers() -> None:
+    plan = make_plan(replace(FLAGSHIP, aim=replace(FLAGSHIP.aim, served_tokens=None)), law=law("epoch"))
+    marks = [row["mark"] for row in answer_of(plan)["choice"]["alternatives"]]
+    assert plan.model.frontier.choice.mark == "least loss"
+    assert any("serving" in mark for mark in marks)
+
+
+def test_a_toy_is_not_promised_a_loss_that_the_law_cannot_know(small: Plan) -> None:
+    assert small.promise.loss == 0
+    assert any("guessing" in warning for warning in small.warnings)
+    assert small.training.lr < 0.02
+
+
+def test_a_given_layout_is_judged_and_the_textbooks_too() -> None:
+    given = make_plan(replace(FLAGSHIP, layout="tp=8,dp=125,zero_stage=1,recompute=full"), law=law("epoch"))
+    assert (given.layout.layout.tp, given.layout.layout.data_ranks, given.num_idle) == (8, 125, 0)
+    assert given.ranked.layouts
+    recipe = make_plan(replace(FLAGSHIP, layout="recipe"), law=law("epoch"))
+    assert recipe.recipe is not None
+    assert recipe.layout.layout == recipe.recipe.judged.layout
+
+
+def test_what_cannot_fit_names_the_smallest_change_that_does() -> None:
+    request = Request(Cluster(accelerator("h100"), 8), Aim(flops=1e23, n=70e9), layout="tp=8")
+    with pytest.raises(PlanInfeasible, match=r"needs .* GiB") as raised:
+        make_plan(request, law=law("epoch"))
+    assert "smallest change that fits" in raised.value.hint
+    with pytest.raises(PlanInfeasible) as raised:
+        make_plan(replace(request, layout=""), law=law("epoch"))
+    assert "devices instead of 8" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("aim", "where"),
+    [
+        (Aim(days=30, mfu=1.2), "--mfu"),
+        (Aim(days=-1), "--days"),
+        (Aim(), "plan"),
+        (Aim(flops=1e20, n=1e9, tokens=1e10), "plan"),
+        (Aim(flops=1e20, num_experts=8, experts_per_token=9), "--experts"),
+    ],
+)
+def test_what_no_plan_can_be_made_of_is_refused(aim: Aim, where: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_plan(Request(Cluster(accelerator("h100"), 8), aim), law=law("epoch"))
+    assert raised.value.where == where
+    assert raised.value.hint
+
+
+def test_more_than_the_peak_is_infeasible() -> None:
+    with pytest.raises(PlanInfeasible, match="dense peak"):
+        make_plan(Request(Cluster(accelerator("h100"), 8), Aim(flops=1e25, days=30)), law=law("epoch"))
+
+
+def test_experts_are_planned_on_active_parameters() -> None:
+    plan = make_plan(
+        Request(Cluster(accelerator("h100"), 512), Aim(flops=1e22, num_experts=64, experts_per_token=8)), law=law("hunyuan-moe")
+    )
+    sizes = plan.model.sizes
+    assert sizes.num_active_parameters == pytest.approx(plan.model.frontier.choice.n, rel=0.03)
+    assert sizes.num_parameters > 2 * sizes.num_active_parameters
+    assert "not trained" in plan.layout.untrainable
+
+
+def test_the_page_is_the_same_in_a_terminal_and_in_markdown(flagship: Plan) -> None:
+    terminal, markdown = terminal_page(flagship), markdown_page(flagship)
+    for title in ("Budget", "What the budget buys", "Model", "Training", "Layout", "Checkpoints", "Failures", "Mind"):
+        assert f"\n{title}\n" in terminal
+        assert f"\n## {title}\n" in markdown
+    assert sum(len(line) > WIDTH for line in terminal.splitlines()) < 20  # tables alone
+
+
+def test_the_json_is_strict_and_whole(flagship: Plan, small: Plan) -> None:
+    for plan in (flagship, small):
+        answer = json.loads(strict_json.dumps(answer_of(plan)))
+        assert "nonfinite" not in answer
+        assert {"tp", "pp", "cp", "ep", "dp_shard", "dp_replicate", "memory", "bubble", "mfu", "step_s"} <= answer["layout"].keys()
+        assert {"interval_s", "interval_steps", "retention", "bytes"} <= answer["checkpoint"].keys()
+        assert {"failures", "goodput", "cost"} <= answer["reliability"].keys()
