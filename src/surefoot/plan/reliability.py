@@ -19,6 +19,9 @@ from surefoot.plan.spares import REPAIR_S, Spares, spares_for
 STALL_S = 1.0
 """Of a save whose copy overlaps the next step, until it was measured: the wait for all ranks and for what is copied at once."""
 
+LEAST_SAVES = 10
+"""Of a whole run, however rare failures are: to stop it, look at it, or go back in it without beginning anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -41,6 +44,7 @@ class Operation:
     detection_s: float = 6 * 3600.0
     price_per_hour: float = 3.0
     repair_s: float = REPAIR_S
+    least_saves: int = LEAST_SAVES
 
     @property
     def num_nodes(self) -> int:
@@ -172,8 +176,8 @@ def _interval(operation: Operation, failures: Failures, times: SaveTimes) -> Sav
     stall_s = STALL_S if operation.stall_s is None else operation.stall_s
     write_s = times.write_s if operation.write_s is None else operation.write_s
     young_s = formulas.young_s(stall_s, failures.mtbf_s)
-    wanted_s = max(young_s, write_s)
-    steps = min(operation.total_steps, max(1, _whole_steps(wanted_s / operation.step_s, is_least=write_s >= young_s)))
+    wanted_s = max(min(young_s, operation.total_s / operation.least_saves), write_s)
+    steps = min(operation.total_steps, max(1, _whole_steps(wanted_s / operation.step_s, is_least=write_s >= wanted_s)))
     return SaveInterval(
         seconds=steps * operation.step_s,
         steps=steps,

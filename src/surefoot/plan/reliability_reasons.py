@@ -38,7 +38,11 @@ def _of_failures(operation: Operation, found: Reliability) -> dict[str, Reason]:
 
 def _of_checkpoints(operation: Operation, found: Reliability) -> dict[str, Reason]:
     interval, retention = found.interval, found.retention
-    if interval.write_s > interval.young_s:
+    if interval.young_s > operation.total_s / operation.least_saves > interval.write_s:
+        every = Reason(
+            f"{operation.least_saves} times in the run: failures alone would ask for one in {interval.young_s:.3g} s", "a rule of this plan"
+        )
+    elif interval.write_s > interval.young_s:
         every = Reason(
             f"a save takes {interval.write_s:.3g} s to be written, and the next must not begin before",
             "the disk of a node shared by its ranks" if operation.write_s is None else "as given or measured",

@@ -157,6 +157,7 @@ def _operation(facts: RunFacts, cluster: Cluster, *, rate: float, remaining: int
         restart_s=facts.restarts.restart_s if facts.restarts.restart_s is not None else cluster.restart_s,
         detection_s=cluster.detection_s,
         price_per_hour=cluster.price_per_hour,
+        least_saves=1,  # the rest of a run is no run of its own
     )
 
 

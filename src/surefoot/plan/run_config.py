@@ -127,10 +127,15 @@ def _schedule(training: TrainingChoice) -> ScheduleSection:
     return ScheduleSection(
         kind=chosen.kind,
         warmup_steps=chosen.warmup_steps,
-        decay_steps=chosen.decay_steps,
+        decay_steps=_decay(training),
         decay_shape=chosen.decay_shape,
         final_ratio=chosen.final_ratio,
     )
+
+
+def _decay(training: TrainingChoice) -> int:
+    """-1 where it is the fifth that training takes by itself, whatever becomes of the number of steps."""
+    return -1 if training.schedule.decay_steps == round(0.2 * training.num_steps) else training.schedule.decay_steps
 
 
 def _origins(decided: Decided) -> dict[str, str]:
@@ -153,7 +158,7 @@ def _origins(decided: Decided) -> dict[str, str]:
         "optimizer.lr": reasons["training.lr"],
         "schedule.kind": reasons["training.kind"],
         "schedule.warmup_steps": reasons["training.warmup_steps"],
-        "schedule.decay_steps": reasons.get("training.decay_steps", ""),
+        **({"schedule.decay_steps": reasons.get("training.decay_steps", "")} if _decay(training) >= 0 else {}),
         **{f"parallel.{name}": "" for name in ("dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "recompute")},
         "checkpoint.interval_steps": "how long a save blocks against how rarely a failure comes",
         "checkpoint.keep_last": "",
