@@ -106,8 +106,7 @@ def judge(
     model = step_model(workload, hardware, calibration, implementation, dtype)
     estimate = memory or estimate_of(implementation)
     refusals = [*axes_refusals(workload, hardware, layout, limits), *schedule_refusals(workload, layout)]
-    number = model.num_micro_batches(layout)
-    refusals += filter(None, [bubble_refusal(layout, num_micro_batches=number, max_bubble=limits.max_bubble)])
+    refusals += filter(None, [bubble_of(model, layout, limits)])
     told = estimate(workload, layout)
     refusals += filter(None, [memory_refusal(told, hardware, limits)])
     return record(model, layout, told, refusals=tuple(refusals), play=play)
@@ -148,6 +147,11 @@ def _dtype(workload: Workload, hardware: Accelerator) -> str:
     if workload.dtypes.activation > 2:
         return "fp32"
     return "fp16" if "bf16" not in hardware.peaks and "fp16" in hardware.peaks else "bf16"
+
+
+def bubble_of(model: StepModel, layout: Layout, limits: Limits) -> Refusal | None:
+    asked, run = model.num_asked(layout), model.num_micro_batches(layout)
+    return bubble_refusal(layout, num_asked=asked, num_micro_batches=run, max_bubble=limits.max_bubble)
 
 
 def estimate_of(implementation: Implementation) -> Estimate:

@@ -100,14 +100,18 @@ def schedule_refusals(workload: Workload, layout: Layout) -> Iterator[Refusal]:
         )
 
 
-def bubble_refusal(layout: Layout, *, num_micro_batches: int, max_bubble: float) -> Refusal | None:
-    """Where more than `max_bubble` of the step is idle, with the fewest micro-batches that would do."""
+def bubble_refusal(layout: Layout, *, num_asked: int, num_micro_batches: int, max_bubble: float) -> Refusal | None:
+    """Where more than `max_bubble` of the step is idle, with the fewest micro-batches that would do.
+
+    `num_asked` of the `num_micro_batches` are real; what the schedule is filled up with computes nothing, and counts as idle.
+    """
     if layout.pp == 1:
         return None
     how = {"chunks": layout.pp_chunks, "schedule": layout.pp_schedule}
-    idle = closed_form(layout.pp, num_micro_batches=num_micro_batches, **how).idle_of_total  # type: ignore[arg-type]
+    full = closed_form(layout.pp, num_micro_batches=num_micro_batches, **how)  # type: ignore[arg-type]
+    idle = 1.0 - (1.0 - full.idle_of_total) * num_asked / num_micro_batches
     if idle <= max_bubble + 1e-12:
         return None
     fewest = fewest_micro_batches(layout.pp, max_bubble=max_bubble, **how)  # type: ignore[arg-type]
-    why = f"{num_micro_batches} micro-batches over pp = {layout.pp} idle {idle:.0%}, more than {max_bubble:.0%}: it takes {fewest}"
+    why = f"{num_asked} micro-batches over pp = {layout.pp} idle {idle:.0%}, more than {max_bubble:.0%}: it takes {fewest}"
     return Refusal("bubble", why)

@@ -20,6 +20,7 @@ PARAMETERS_PER_LAYER = 12
 """In squares of d_model: 4 for attention, 8 for the feed-forward, be it two matrices of 4 or three of 8/3."""
 
 HEAD_DIM = 128
+MAX_WIDTH = 65_536
 
 
 def guess_sizes(
@@ -72,13 +73,9 @@ def _vocab_in(notes: str) -> int | None:
 
 
 def _usual_shape(params: float, vocab_size: int, *, d_model: int | None, num_layers: int | None) -> tuple[int, int]:
-    """The narrowest that has as many parameters."""
-    width = d_model or HEAD_DIM
-    while True:
-        depth = num_layers or max(1, round(width / WIDTH_PER_LAYER))
-        has = PARAMETERS_PER_LAYER * width**2 * depth + vocab_size * width
-        if d_model is not None and num_layers is None:
-            return width, max(1, round((params - vocab_size * width) / (PARAMETERS_PER_LAYER * width**2)))
-        if has >= params or d_model is not None:
-            return width, depth
-        width += HEAD_DIM
+    """Of usual proportions, where width or depth is not told: the one with the nearest number of parameters."""
+    matrices = (1 if params < TIES_BELOW else 2) * vocab_size
+    if d_model is not None:
+        return d_model, max(1, round((params - matrices * d_model) / (PARAMETERS_PER_LAYER * d_model**2)))
+    shapes = [(width, num_layers or max(1, round(width / WIDTH_PER_LAYER))) for width in range(HEAD_DIM, MAX_WIDTH + 1, HEAD_DIM)]
+    return min(shapes, key=lambda shape: abs(PARAMETERS_PER_LAYER * shape[0] ** 2 * shape[1] + matrices * shape[0] - params))

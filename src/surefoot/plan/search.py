@@ -19,9 +19,9 @@ from surefoot.core.errors import PlanInfeasible
 from surefoot.plan.calibration import Calibration
 from surefoot.plan.hardware import Accelerator
 from surefoot.plan.implementations import SUREFOOT, Implementation
-from surefoot.plan.judge import Estimate, Judged, estimate_of, memory_refusal, record, step_model
+from surefoot.plan.judge import Estimate, Judged, bubble_of, estimate_of, memory_refusal, record, step_model
 from surefoot.plan.layout_text import show_layout
-from surefoot.plan.legality import DEFAULT_LIMITS, Limits, Refusal, axes_refusals, bubble_refusal, schedule_refusals
+from surefoot.plan.legality import DEFAULT_LIMITS, Limits, Refusal, axes_refusals, schedule_refusals
 from surefoot.plan.records import Layout, PipelineSchedule, Recompute, Workload
 from surefoot.plan.throughput import StepModel
 
@@ -188,8 +188,7 @@ class _Search:
             self.tally.add(least, refusal, number=number)
             return
         for with_size, recomputes in sized:
-            micro_batches = self.model.num_micro_batches(with_size)
-            bubble = bubble_refusal(with_size, num_micro_batches=micro_batches, max_bubble=self.limits.max_bubble)
+            bubble = bubble_of(self.model, with_size, self.limits)
             for recompute in recomputes:
                 one = replace(with_size, recompute=recompute)
                 if layout.pp_schedule == "zero_bubble" and recompute != "none":

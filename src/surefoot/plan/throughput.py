@@ -104,9 +104,13 @@ class StepModel:
 
     def num_micro_batches(self, layout: Layout) -> int:
         """Those that a data rank has to run, phantoms included."""
-        number = -(-self.workload.global_batch_size // (layout.micro_batch_size * layout.data_ranks))
+        number = self.num_asked(layout)
         pads = layout.pp > 1 and talk.is_surefoot(self.implementation)
         return num_scheduled(number, pp=layout.pp, schedule=layout.pp_schedule) if pads else number
+
+    def num_asked(self, layout: Layout) -> int:
+        """Those that the batch comes to."""
+        return -(-self.workload.global_batch_size // (layout.micro_batch_size * layout.data_ranks))
 
     def step(self, layout: Layout) -> StepTime:
         """By closed forms; `pipeline_timeline` plays the same pieces out."""
