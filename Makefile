@@ -70,6 +70,7 @@ fix: install
 
 docs: install
 	@$(BIN)/python -m surefoot.config.reference > docs/config.md
+	@$(BIN)/python -m surefoot.plan.textbook > docs/textbook.md
 
 lock: install
 	@mkdir -p build
