@@ -78,7 +78,7 @@ the two others: 21% of llm-foundry, 20% of Megatron-LM, 15% of nanotron."""
 BEFORE_ANY_RUN = replace(
     DEFAULT, products=0.7, attention=0.5, memory=0.6, link=0.7, latency=2.0, hidden_tensor=0.5, hidden_data=0.5, rails=0.75
 )
-"""Where `fit_default` starts: round numbers. Three quarters of a peak, half of it in attention (FlashAttention-2, arXiv 2407.08608)."""
+"""Where `fit_default` starts: round numbers. Seven tenths of a peak, half of that in attention (FlashAttention-2, arXiv 2407.08608)."""
 
 
 class _Scale(NamedTuple):

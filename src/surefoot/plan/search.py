@@ -11,7 +11,7 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -67,6 +67,13 @@ class Ranked:
     layouts: tuple[Judged, ...]
     rejected: tuple[Rejected, ...]
     counts: Counts
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "layouts": [judged.as_dict() for judged in self.layouts],
+            "rejected": [one.as_dict() for one in self.rejected],
+            "counts": asdict(self.counts),
+        }
 
     @property
     def best(self) -> Judged:

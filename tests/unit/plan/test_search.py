@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from itertools import product
@@ -104,6 +105,7 @@ def test_ranked_layouts_fit_and_come_fastest_first(of_70b: Ranked) -> None:
     assert len(found.layouts) == 20
     assert all(judged.legal and judged.memory.total < H100.memory_bytes for judged in found.layouts)
     times = [judged.step_s for judged in found.layouts]
+    assert len(json.dumps(found.as_dict(), allow_nan=False)) < 200_000
     assert times == sorted(times)
     assert 0.3 < found.best.mfu < 0.5
     assert found.best.tokens_per_s == pytest.approx(512 * 8192 / found.best.step_s)
