@@ -12,6 +12,7 @@ import pytest
 
 from surefoot.plan.calibration import DEFAULT, PUBLISHED, Calibration, fit_default
 from surefoot.plan.measured import MeasuredRun, read_measured
+from surefoot.plan.measured_report import report
 from surefoot.plan.validation import Validation, validate
 
 SOURCES = ("foundry", "Megatron", "nanotron")
@@ -103,3 +104,17 @@ def test_tables_of_even_runs_are_predicted_better_than_by_one_figure(tables: dic
         told = checked(tables[name])
         print(f"{name}: {told.mape:.1%} from six rows, tau {told.kendall_tau:.2f}, one MFU for all {told.constant_mape:.1%}")
         assert told.mape < told.constant_mape
+
+
+def test_a_table_of_measured_runs_is_told_row_by_row(planning_data: Path, tmp_path: Path) -> None:
+    table = (planning_data / "throughput_tables_part.csv").read_text().splitlines()
+    mine = tmp_path / "measured.csv"
+    mine.write_text("\n".join([table[0], *(line for line in table if "nanotron" in line)]) + "\n")
+    told = report(read_measured(mine))
+    assert told.memory_error is not None
+    assert told.memory_error < 0.10
+    assert all(row.worst.total < row.run.hardware.memory_bytes or not row.as_dict()["fits"] for row in told.rows)
+    assert told.validation is not None
+    assert told.validation.mape < 0.15 < told.validation.constant_mape
+    assert told.validation.kendall_tau is not None
+    assert told.validation.kendall_tau >= 0.7

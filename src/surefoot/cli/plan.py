@@ -13,8 +13,8 @@ from surefoot.plan.hardware import accelerator as accelerator_of
 from surefoot.plan.request import Aim, Cluster, Request
 
 if TYPE_CHECKING:
-    from surefoot.plan.calibration import Calibration
     from surefoot.plan.laws import Law as ScalingLaw
+    from surefoot.plan.measured_report import MeasuredReport
 
 Gpus = Annotated[int | None, typer.Option("--gpus", help="Devices; without them they follow from FLOPs and days.")]
 AcceleratorName = Annotated[
@@ -140,16 +140,19 @@ def _plan(request: Request, law: str, *, measured: Path | None, data: Path | Non
     if out is not None:
         _refuse_place(out)
     is_fit = law.endswith(".json")
-    made = make_plan(request, law=_law(law), calibration=_calibration(measured), validated=is_fit)
+    told = _report(measured)
+    made = make_plan(request, law=_law(law), calibration=told.calibration if told else None, validated=is_fit)
     written = ""
     if out is not None:
         from surefoot.cli.plan_file import write_plan
 
         written = write_plan(made, out, data=data)
     if json_output:
-        typer.echo(strict_json.dumps(answer_of(made)))
+        typer.echo(strict_json.dumps({**answer_of(made), "measured": told.as_dict() if told else None}))
         return
     typer.echo(terminal_page(made))
+    if told is not None:
+        typer.echo(f"\nMeasured runs\n  {told.told}")
     if written:
         typer.echo(f"\n{written}")
 
@@ -164,13 +167,13 @@ def _law(name: str) -> ScalingLaw:
     return law(name)
 
 
-def _calibration(measured: Path | None) -> Calibration | None:
+def _report(measured: Path | None) -> MeasuredReport | None:
     if measured is None:
         return None
     from surefoot.plan.measured import read_measured
-    from surefoot.plan.validation import calibrate
+    from surefoot.plan.measured_report import report
 
-    return calibrate(read_measured(measured))
+    return report(read_measured(measured))
 
 
 def _prepared(data: Path | None) -> tuple[int, float] | None:

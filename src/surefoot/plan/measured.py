@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.plan.calibration import DEFAULT, Calibration
-from surefoot.plan.hardware import Accelerator, accelerator
+from surefoot.plan.hardware import GIB, Accelerator, accelerator
 from surefoot.plan.implementations import IMPLEMENTATIONS, MEGATRON, NANOTRON, Implementation
 from surefoot.plan.measured_sizes import guess_sizes
 from surefoot.plan.records import BF16_MASTERS, Layout, Recompute, Workload
@@ -45,7 +45,7 @@ _TENSOR_BY_TENSOR = ("zero-0", "zero-1")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One row. `step_s` is what its speed comes to."""
+    """One row. `step_s` is what its speed comes to; `memory_bytes` the peak that torch's allocator reserved on rank 0, where it is told."""
 
     name: str
     workload: Workload
@@ -54,6 +54,7 @@ class MeasuredRun:
     implementation: Implementation
     dtype: str
     step_s: float
+    memory_bytes: float | None = None
 
     def predict(self, calibration: Calibration = DEFAULT) -> StepTime:
         return self.model(calibration).step(self.layout)
@@ -149,7 +150,8 @@ def _run(row: _Row) -> MeasuredRun:
     named = row.cells.get("model") or f"{sizes.num_parameters / 1e9:.3g}B"
     implementation = _implementation(row)
     dtype = next((name for name in ("fp8", "bf16", "fp16") if name in row.text("precision")), "bf16")
-    run = MeasuredRun(f"{named} on {layout.num_devices}", workload, layout, hardware, implementation, dtype, 1.0)
+    peak = row.number("mem_gib", 0.0) * GIB if row.has("mem_gib") else None
+    run = MeasuredRun(f"{named} on {layout.num_devices}", workload, layout, hardware, implementation, dtype, 1.0, peak)
     return replace(run, step_s=_step_s(row, run))
 
 

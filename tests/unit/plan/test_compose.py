@@ -57,9 +57,10 @@ def test_what_the_parts_say_adds_up(flagship: Plan) -> None:
 
 
 def test_every_number_that_is_told_has_a_reason(flagship: Plan) -> None:
-    needed = ("budget.flops", "budget.mfu", "choice.n", "choice.tokens", "choice.loss", "layout", "layout.step_s", "layout.memory")
-    needed += ("training.global_batch_size", "training.lr", "training.warmup_steps", "checkpoint.interval_s", "checkpoint.retention")
-    for path in (*needed, "checkpoint.bytes", "reliability.failures", "reliability.goodput", "reliability.cost"):
+    model = ("budget.flops", "budget.mfu", "choice.n", "choice.tokens", "choice.loss", "layout", "layout.step_s", "layout.memory")
+    training = ("training.global_batch_size", "training.lr", "training.warmup_steps")
+    saves = ("checkpoint.interval_s", "checkpoint.retention", "checkpoint.bytes")
+    for path in (*model, *training, *saves, "reliability.failures", "reliability.goodput", "reliability.cost"):
         assert flagship.reasons[path].why, path
         assert flagship.reasons[path].source, path
 

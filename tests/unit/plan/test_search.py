@@ -10,7 +10,6 @@ import pytest
 from surefoot.core.errors import PlanInfeasible
 from surefoot.core.layouts import refusals
 from surefoot.core.sections import DataSection, ModelSection, ParallelSection, RunConfig, TrainSection
-from surefoot.plan.device_counts import fastest_count, rank_counts, whole_node_counts
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.judge import judge
 from surefoot.plan.legality import Limits
@@ -160,11 +159,3 @@ def test_what_is_called_trainable_is_not_refused_by_training() -> None:
         assert judged.trainable
         assert not refusals(config(judged.layout)), judged.layout
     assert refusals(config(Layout(tp=16)))
-
-
-def test_a_spare_node_is_worth_it_where_the_whole_number_divides_badly() -> None:
-    assert whole_node_counts(1000, 8) == (1000, 992, 984)
-    assert whole_node_counts(1003, 8, max_spare_nodes=1) == (1003, 1000, 992)
-    ranked = rank_counts(Workload(LLAMA_8B, 4096, 248), H100, (250, 248), limits=FEW)  # 250 = 2 x 5 x 5 x 5
-    assert fastest_count(ranked) == 248
-    assert fastest_count({8: rank(Workload(LLAMA_405B, 8192, 8), H100, 8)}) is None
