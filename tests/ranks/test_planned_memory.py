@@ -21,8 +21,8 @@ from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.sections import ModelSection, OptimizerSection, ParallelSection
 from surefoot.model.loss import loss_of
 from surefoot.parallel.cut import Cut
-from surefoot.plan.implementations import SUREFOOT_BF16, SUREFOOT_ON_CPU
-from surefoot.plan.memory import Memory, estimate
+from surefoot.plan.memory.estimate import Memory, estimate
+from surefoot.plan.memory.implementations import SUREFOOT_BF16, SUREFOOT_ON_CPU
 from surefoot.plan.records import FP32, Layout, Workload
 from surefoot.tensors.batch import Batch
 from surefoot.tensors.world import World, single_world

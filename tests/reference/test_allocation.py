@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot.plan.epoch_draws import epoch_draws
-from surefoot.plan.laws import Power, band
-from surefoot.plan.published_laws import EPOCH, HOFFMANN, law
-from surefoot.plan.surface import Points, Surface, fit_surface, huber_sum
+from surefoot.plan.fits.surface import Points, Surface, fit_surface, huber_sum
+from surefoot.plan.sizing.epoch_draws import epoch_draws
+from surefoot.plan.sizing.laws import Power, band
+from surefoot.plan.sizing.published import EPOCH, HOFFMANN, law
 
 FLAGSHIP = 1.026e24
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from surefoot.cli.main import run
-from surefoot.plan.bands import band
-from surefoot.plan.isoflop import IsoFlopFit, Optimum, fit_isoflop, law_through
-from surefoot.plan.law_records import Points, Surface
-from surefoot.plan.surface import SurfaceFit, fit_surface, huber_sum, without_highest
-from surefoot.plan.surface_answer import constants_of
-from surefoot.plan.table import read_runs, read_table
+from surefoot.plan.fits.bands import band
+from surefoot.plan.fits.isoflop import IsoFlopFit, Optimum, fit_isoflop, law_through
+from surefoot.plan.fits.surface import SurfaceFit, fit_surface, huber_sum, without_highest
+from surefoot.plan.fits.surface_answer import constants_of
+from surefoot.plan.fits.table import read_runs, read_table
+from surefoot.plan.sizing.surface_record import Points, Surface
 
 Setting = tuple[str, ...]
 SETTING = ("hparams", "warmup", "decay", "param_count", "split")

@@ -16,8 +16,8 @@ import pytest
 
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.plan.hardware import GIB, accelerator
-from surefoot.plan.implementations import FSDP, MEGATRON, NANOTRON, SHARDED_BF16, Implementation
-from surefoot.plan.memory import FRAGMENTATION, Memory, estimate, fits, fragmentation_of
+from surefoot.plan.memory.estimate import FRAGMENTATION, Memory, estimate, fits, fragmentation_of
+from surefoot.plan.memory.implementations import FSDP, MEGATRON, NANOTRON, SHARDED_BF16, Implementation
 from surefoot.plan.records import Layout, Workload
 
 Row = dict[str, str]

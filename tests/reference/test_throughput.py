@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.plan.calibration import DEFAULT, PUBLISHED, Calibration, fit_default
-from surefoot.plan.measured import MeasuredRun, read_measured
-from surefoot.plan.measured_report import report
-from surefoot.plan.validation import Validation, validate
+from surefoot.plan.layouts.calibration import DEFAULT, PUBLISHED, Calibration, fit_default
+from surefoot.plan.layouts.measured import MeasuredRun, read_measured
+from surefoot.plan.layouts.measured_report import report
+from surefoot.plan.layouts.validation import Validation, validate
 
 SOURCES = ("foundry", "Megatron", "nanotron")
 FITTED = ("products", "attention", "memory", "link", "latency", "hidden_tensor", "hidden_data", "rails")

@@ -69,7 +69,7 @@ def is_good(ref: CheckpointRef) -> bool:
 
 
 def boundaries(config: RunConfig) -> frozenset[int]:
-    """Steps after which the run is another one: the warm-up ends, the decay begins, the batch grows, a branch may. 0 and the end are none."""
+    """Steps after which the run is another one: the warm-up ends, the decay begins, the batch grows, a branch may. Not 0, nor the end."""
     num_steps = config.train.num_steps
     steps = {config.schedule.warmup_steps, *_ramp_steps(config.train.batch_ramp), *config.checkpoint.keep_steps}
     if config.schedule.kind == "wsd":

@@ -38,14 +38,14 @@ def fit(
     Examples: surefoot fit runs.csv --law parametric --at 1e24 | surefoot fit sweep.csv --law isoflop --json
     """
     from surefoot.cli.fit_page import page
-    from surefoot.plan.fit_answer import Question, answer_of
-    from surefoot.plan.table import read_table
+    from surefoot.plan.fits.answer import Question, answer_of
+    from surefoot.plan.fits.table import read_table
 
     question = Question(count=count, at=tuple(at or ()), drop_highest=drop_highest, num_draws=draws, seed=seed)
     runs = read_table(table)
     answer = answer_of(runs, law=law.value, question=question)
     if plot is not None:
-        from surefoot.plan.fit_plot import write_plot
+        from surefoot.plan.fits.plot import write_plot
 
         write_plot(plot, table=runs, answer=answer)
     typer.echo(strict_json.dumps({"schema_version": 1, **answer}) if json_output else "\n".join(page(answer)))

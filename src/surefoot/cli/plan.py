@@ -13,8 +13,8 @@ from surefoot.plan.hardware import accelerator as accelerator_of
 from surefoot.plan.request import Aim, Cluster, Request
 
 if TYPE_CHECKING:
-    from surefoot.plan.laws import Law as ScalingLaw
-    from surefoot.plan.measured_report import MeasuredReport
+    from surefoot.plan.layouts.measured_report import MeasuredReport
+    from surefoot.plan.sizing.laws import Law as ScalingLaw
 
 Gpus = Annotated[int | None, typer.Option("--gpus", help="Devices; without them they follow from FLOPs and days.")]
 AcceleratorName = Annotated[
@@ -159,10 +159,10 @@ def _plan(request: Request, law: str, *, measured: Path | None, data: Path | Non
 
 def _law(name: str) -> ScalingLaw:
     if name.endswith(".json"):
-        from surefoot.plan.fitted_laws import fitted_law
+        from surefoot.plan.sizing.from_fit import fitted_law
 
         return fitted_law(Path(name))
-    from surefoot.plan.published_laws import law
+    from surefoot.plan.sizing.published import law
 
     return law(name)
 
@@ -170,8 +170,8 @@ def _law(name: str) -> ScalingLaw:
 def _report(measured: Path | None) -> MeasuredReport | None:
     if measured is None:
         return None
-    from surefoot.plan.measured import read_measured
-    from surefoot.plan.measured_report import report
+    from surefoot.plan.layouts.measured import read_measured
+    from surefoot.plan.layouts.measured_report import report
 
     return report(read_measured(measured))
 
@@ -199,7 +199,7 @@ def _refuse_place(out: Path) -> None:
 def _textbook(json_output: bool) -> None:
     from dataclasses import asdict
 
-    from surefoot.plan.textbook import terminal_lines, textbook
+    from surefoot.plan.textbook.page import terminal_lines, textbook
 
     if json_output:
         typer.echo(strict_json.dumps({"schema_version": 1, "rows": [asdict(row) for row in textbook()]}))

@@ -21,11 +21,11 @@ from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.metrics import read_steps
 from surefoot.observe.run_dir import CONFIG_NAME, require_run
 from surefoot.plan.hardware import accelerator as accelerator_of
-from surefoot.plan.laws import Law
-from surefoot.plan.measured_run import pace_of, restarts_of
-from surefoot.plan.replan import RunFacts, replan
-from surefoot.plan.replan_answer import answer_of, page_of
 from surefoot.plan.request import Cluster
+from surefoot.plan.rerun.answer import answer_of, page_of
+from surefoot.plan.rerun.measured_run import pace_of, restarts_of
+from surefoot.plan.rerun.replan import RunFacts, replan
+from surefoot.plan.sizing.laws import Law
 
 
 def plan_from_run(run_dir: Path, cluster: Cluster, *, law: Law, json_output: bool) -> None:

@@ -10,10 +10,10 @@ import typer
 from surefoot.cli.simulate_options import parse_restarts, parse_shares, parse_tier
 from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError
-from surefoot.plan.failures import LLAMA_3, nodes_of
+from surefoot.plan.failures.interval import SECONDS_PER_DAY
+from surefoot.plan.failures.rates import LLAMA_3, nodes_of
+from surefoot.plan.failures.scenario import Lemons, Scenario
 from surefoot.plan.hardware import accelerator as accelerator_of
-from surefoot.plan.interval import SECONDS_PER_DAY
-from surefoot.plan.scenario import Lemons, Scenario
 
 SCHEMA_VERSION = 1
 
@@ -92,7 +92,7 @@ def simulate(
 
 def _print_scenario(scenario: Scenario, *, rate_source: str, seed: int, json_output: bool) -> None:
     from surefoot.cli.simulate_page import answer_of, page_of
-    from surefoot.plan.goodput_simulation import simulate as drawn
+    from surefoot.plan.failures.simulation import simulate as drawn
 
     answer = answer_of(scenario, drawn(scenario, seed=seed), rate_source=rate_source)
     typer.echo(strict_json.dumps({"schema_version": SCHEMA_VERSION, **answer}) if json_output else "\n".join(page_of(answer, scenario)))
@@ -100,7 +100,7 @@ def _print_scenario(scenario: Scenario, *, rate_source: str, seed: int, json_out
 
 def _points(point: str, *, seed: int, json_output: bool) -> None:
     from surefoot.cli.simulate_page import outcome_lines
-    from surefoot.plan.published_points import POINTS, outcome_of
+    from surefoot.plan.failures.published_points import POINTS, outcome_of
 
     outcomes = [outcome_of(name, seed=seed) for name in (POINTS if point == "all" else (point,))]
     if json_output:

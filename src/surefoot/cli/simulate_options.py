@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.scenario import GRADES, SURVIVES, Grade, Tier
+from surefoot.plan.failures.scenario import GRADES, SURVIVES, Grade, Tier
 
 _TIER_KEYS = ("every", "write_s", "restore_s")
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from surefoot.core.units import show_duration
-from surefoot.plan.failures import llama_3_shares
-from surefoot.plan.goodput_simulation import Simulated
-from surefoot.plan.published_points import Outcome
+from surefoot.plan.failures.published_points import Outcome
+from surefoot.plan.failures.rates import llama_3_shares
+from surefoot.plan.failures.scenario import GRADES, SURVIVES, Scenario, first_order_share, interval_of
+from surefoot.plan.failures.simulation import Simulated
+from surefoot.plan.failures.spares import spares_for
 from surefoot.plan.records import Reason
-from surefoot.plan.scenario import GRADES, SURVIVES, Scenario, first_order_share, interval_of
-from surefoot.plan.spares import spares_for
 
 _NAMES = {
     "productive": "useful",

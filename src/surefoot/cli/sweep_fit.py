@@ -51,9 +51,9 @@ def fit_(
 
 def _fitted(folder: SweepFolder, *, seed: int) -> tuple[dict[str, Any], list[str]]:
     from surefoot.cli.fit_page import page
-    from surefoot.plan.fit_answer import Question, answer_of
-    from surefoot.plan.sweep_moved import COLUMN_OF, moved, sentences
-    from surefoot.plan.table import read_table
+    from surefoot.plan.fits.answer import Question, answer_of
+    from surefoot.plan.fits.table import read_table
+    from surefoot.plan.sweeps.moved import COLUMN_OF, moved, sentences
 
     table = read_table(folder.path / TABLE_NAME)
     if folder.kind != "isoflop":
@@ -75,7 +75,7 @@ def _fitted(folder: SweepFolder, *, seed: int) -> tuple[dict[str, Any], list[str
 
 
 def _transfer(folder: SweepFolder, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
-    from surefoot.plan.rate_transfer import TriedRate, transfer
+    from surefoot.plan.tuning.rate_transfer import TriedRate, transfer
 
     found = transfer([TriedRate(row.d_model, row.lr, row.loss) for row in rows])
     name = str(folder.about["parametrization"])
@@ -96,7 +96,7 @@ def _transfer(folder: SweepFolder, rows: Sequence[Row]) -> tuple[dict[str, Any],
 
 
 def _tell_probe(folder: SweepFolder, gathered: Gathered, *, as_json: bool) -> None:
-    from surefoot.plan.batch_probe import ProbedLoss, judge
+    from surefoot.plan.sweeps.batch_probe import ProbedLoss, judge
 
     verdict = judge([ProbedLoss(row.batch_tokens, row.loss) for row in gathered.rows], tolerance=float(folder.about["tolerance"]))
     answer = {

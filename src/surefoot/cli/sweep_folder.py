@@ -14,8 +14,8 @@ from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps, loads
 
 if TYPE_CHECKING:
-    from surefoot.plan.laws import Law
-    from surefoot.plan.sweep import Sweep
+    from surefoot.plan.sizing.laws import Law
+    from surefoot.plan.sweeps.sweep import Sweep
 
 SWEEP_NAME = "sweep.json"
 FORMAT_VERSION = 1
@@ -107,7 +107,7 @@ def read_sweep(path: Path) -> SweepFolder:
 
 def law_of(name: str) -> Law:
     """A published law, `ratio:R`, or the JSON file of a fit, such as the one of an earlier sweep."""
-    from surefoot.plan.fitted_laws import fitted_law
-    from surefoot.plan.published_laws import law
+    from surefoot.plan.sizing.from_fit import fitted_law
+    from surefoot.plan.sizing.published import law
 
     return fitted_law(Path(name)) if name.endswith(".json") else law(name)

@@ -21,7 +21,7 @@ from surefoot.core.strict_json import dumps
 
 if TYPE_CHECKING:
     from surefoot.core.sections import RunConfig
-    from surefoot.plan.comparing import Standing
+    from surefoot.plan.fits.comparing import Standing
 
 TABLE_NAME = "runs.csv"
 
@@ -94,7 +94,7 @@ def told(gathered: Gathered) -> list[str]:
 
 def gather(paths: Sequence[Path], *, accelerator: str = "", all_runs: bool = False) -> Gathered:
     """Raises DataError where nothing can be gathered."""
-    from surefoot.plan.comparing import unequal
+    from surefoot.plan.fits.comparing import unequal
 
     peak_of = _peak_of(accelerator)
     rows: list[Row] = []
@@ -160,7 +160,7 @@ def _seen(name: str, run_dir: Path, *, num_steps: int | None) -> _Seen:
     from surefoot.config import load_config
     from surefoot.observe.metrics import read_steps
     from surefoot.observe.run_dir import CONFIG_NAME, require_run
-    from surefoot.plan.comparing import Standing
+    from surefoot.plan.fits.comparing import Standing
 
     require_run(run_dir)
     config = load_config(run_dir / CONFIG_NAME).config
@@ -215,7 +215,7 @@ def _row(seen: _Seen, *, peak_of: Any) -> Row:
 
 def _pace(seen: _Seen, sizes: ModelSizes) -> tuple[float | None, float | None]:
     """(tokens/s, FLOP/s) of the whole run's devices together."""
-    from surefoot.plan.measured_run import pace_of
+    from surefoot.plan.rerun.measured_run import pace_of
 
     pace = pace_of(seen.steps)
     if pace is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot.core.units import show_count
-from surefoot.plan.sweep import Sweep, SweepRun
+from surefoot.plan.sweeps.sweep import Sweep, SweepRun
 
 
 def about_of(planned: Sweep, *, law: str, max_flops: float, target: float, prepared_tokens: int | None) -> dict[str, Any]:

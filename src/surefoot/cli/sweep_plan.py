@@ -16,7 +16,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps
 
 if TYPE_CHECKING:
-    from surefoot.plan.sweep import Sweep, Varied
+    from surefoot.plan.sweeps.sweep import Sweep, Varied
 
 
 def plan_(
@@ -52,7 +52,7 @@ def plan_(
     """
     from surefoot.cli.sweep_page import about_of, page_of, run_told
     from surefoot.config import load_config
-    from surefoot.plan.sweep import Design, design_sweep
+    from surefoot.plan.sweeps.sweep import Design, design_sweep
 
     config = load_config(base, tuple(overrides or ())).config
     varied, values = _over(over)

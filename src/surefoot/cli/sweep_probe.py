@@ -18,7 +18,7 @@ from surefoot.core.units import show_count
 
 if TYPE_CHECKING:
     from surefoot.core.sections import RunConfig
-    from surefoot.plan.batch_probe import Probe
+    from surefoot.plan.sweeps.batch_probe import Probe
 
 
 def probe_(
@@ -37,7 +37,7 @@ def probe_(
     from surefoot.config import load_config
     from surefoot.data.manifest import load_manifest
     from surefoot.observe.run_dir import CONFIG_NAME, require_run
-    from surefoot.plan.batch_probe import probes
+    from surefoot.plan.sweeps.batch_probe import probes
 
     require_run(run)
     refuse_taken(out, option="--out")

@@ -12,7 +12,7 @@ from surefoot.core.sections import CheckpointSection
 from surefoot.guard.recording import Recorder
 from surefoot.guard.save_policy import AUTO_START_STEPS
 from surefoot.observe.interruptions import Interruptions
-from surefoot.plan.interval import Interval, Measurements, choose_interval, differs_enough, mtbf_s
+from surefoot.plan.failures.interval import Interval, Measurements, choose_interval, differs_enough, mtbf_s
 from surefoot.tensors.world import World
 
 _MIN_STEPS = 3

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from surefoot.plan.composed import Plan
-from surefoot.plan.frontier import Frontier, Row
-from surefoot.plan.reliability_answer import answer_of as reliability_answer
-from surefoot.plan.tuning_laws import SideBySide
+from surefoot.plan.failures.answer import answer_of as reliability_answer
+from surefoot.plan.sizing.frontier import Frontier, Row
+from surefoot.plan.tuning.laws import SideBySide
 
 
 def answer_of(plan: Plan) -> dict[str, Any]:

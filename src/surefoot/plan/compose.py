@@ -10,26 +10,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from surefoot.core.errors import PlanInfeasible
-from surefoot.plan import allocation, search
-from surefoot.plan.batch import uneven
-from surefoot.plan.calibration import DEFAULT, Calibration
-from surefoot.plan.checkpoint_sizes import saved_bytes
 from surefoot.plan.composed import Plan
-from surefoot.plan.implementations import SUREFOOT, SUREFOOT_BF16, SUREFOOT_ON_CPU, Implementation
-from surefoot.plan.judge import Judged, judge
-from surefoot.plan.law_records import Surface
-from surefoot.plan.laws import Law
-from surefoot.plan.layout_text import parse_layout, show_layout
-from surefoot.plan.legality import Limits
-from surefoot.plan.model_choice import ModelChoice, assumed_mfu, choose_model
-from surefoot.plan.pipeline_schedule import fewest_micro_batches
-from surefoot.plan.recipe import Recipe, beside, recipe_layout
+from surefoot.plan.failures.checkpoint_sizes import saved_bytes
+from surefoot.plan.failures.reasons import reasons_of
+from surefoot.plan.failures.reliability import Operation, Reliability, assess
+from surefoot.plan.layouts import search
+from surefoot.plan.layouts.calibration import DEFAULT, Calibration
+from surefoot.plan.layouts.judge import Judged, judge
+from surefoot.plan.layouts.layout_text import parse_layout, show_layout
+from surefoot.plan.layouts.legality import Limits
+from surefoot.plan.layouts.pipeline_schedule import fewest_micro_batches
+from surefoot.plan.layouts.recipe import Recipe, beside, recipe_layout
+from surefoot.plan.layouts.smallest_change import smallest_change
+from surefoot.plan.memory.implementations import SUREFOOT, SUREFOOT_BF16, SUREFOOT_ON_CPU, Implementation
 from surefoot.plan.records import FP32, Dtypes, Layout, Reason, Workload
-from surefoot.plan.reliability import Operation, Reliability, assess
-from surefoot.plan.reliability_reasons import reasons_of
 from surefoot.plan.request import Cluster, Request, check_request
-from surefoot.plan.smallest_change import smallest_change
-from surefoot.plan.training_choice import TrainingChoice, choose_training, wished_batch
+from surefoot.plan.sizing import allocation
+from surefoot.plan.sizing.laws import Law
+from surefoot.plan.sizing.model_choice import ModelChoice, assumed_mfu, choose_model
+from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.tuning.batch import uneven
+from surefoot.plan.tuning.training_choice import TrainingChoice, choose_training, wished_batch
 
 RECIPE = "recipe"
 """As a layout: the textbook's."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.core.sections import PlanSection
-from surefoot.plan.calibration import Calibration
-from surefoot.plan.judge import Judged
-from surefoot.plan.laws import Law
-from surefoot.plan.model_choice import ModelChoice
-from surefoot.plan.recipe import Recipe
+from surefoot.plan.failures.reliability import Operation, Reliability
+from surefoot.plan.layouts.calibration import Calibration
+from surefoot.plan.layouts.judge import Judged
+from surefoot.plan.layouts.recipe import Recipe
+from surefoot.plan.layouts.search import Ranked
 from surefoot.plan.records import Reason, Workload
-from surefoot.plan.reliability import Operation, Reliability
 from surefoot.plan.request import Request
-from surefoot.plan.search import Ranked
-from surefoot.plan.training_choice import TrainingChoice, is_a_loss
+from surefoot.plan.sizing.laws import Law
+from surefoot.plan.sizing.model_choice import ModelChoice
+from surefoot.plan.tuning.training_choice import TrainingChoice, is_a_loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 
 from surefoot.core.units import show_bytes, show_count, show_duration
-from surefoot.plan import memory as device_memory
 from surefoot.plan.composed import Plan
-from surefoot.plan.frontier import Row
-from surefoot.plan.judge import Judged
-from surefoot.plan.layout_text import show_layout
+from surefoot.plan.layouts.judge import Judged
+from surefoot.plan.layouts.layout_text import show_layout
+from surefoot.plan.memory import estimate as device_memory
 from surefoot.plan.records import Reason
-from surefoot.plan.tuning_laws import SideBySide
+from surefoot.plan.sizing.frontier import Row
+from surefoot.plan.tuning.laws import SideBySide
 
 WIDTH = 120
 NUM_LAYOUTS = 5

@@ -19,9 +19,9 @@ from surefoot.core.sections import (
     SourceSection,
     TrainSection,
 )
+from surefoot.plan.failures.retention import Retention
 from surefoot.plan.records import Layout
-from surefoot.plan.retention import Retention
-from surefoot.plan.training_choice import TrainingChoice
+from surefoot.plan.tuning.training_choice import TrainingChoice
 
 BYTES_VOCABULARY = 320
 """Up to this vocabulary the tokenizer is `bytes`."""

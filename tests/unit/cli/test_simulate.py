@@ -10,7 +10,7 @@ import pytest
 from surefoot.cli.main import run
 from surefoot.cli.simulate_options import parse_restarts, parse_shares, parse_tier
 from surefoot.core.errors import ConfigError
-from surefoot.plan.scenario import Tier
+from surefoot.plan.failures.scenario import Tier
 
 
 def answer_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_finished_runs_become_rows_that_fit_reads(base: Path, tmp_path: Path, ca
     assert row["tokens_per_s"] == pytest.approx(BATCH * SEQ_LEN / 0.5)
     assert row["flops_per_s"] == pytest.approx(row["flops"] / (NUM_STEPS * 0.5))
     assert 0 < row["mfu"] < 1e-3
-    from surefoot.plan.table import read_runs, read_table
+    from surefoot.plan.fits.table import read_runs, read_table
 
     assert read_runs(read_table(table)).loss.tolist() == [3.0, 2.5]
 

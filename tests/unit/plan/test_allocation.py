@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError, PlanInfeasible
-from surefoot.plan import allocation
-from surefoot.plan.allocation import Bowl, Serving, bowl, bowl_of, cheapest_life, life_cost, of_loss, saving
-from surefoot.plan.epochs import LimitedData, effective_tokens, epochs_warning
-from surefoot.plan.laws import SIX_ND
-from surefoot.plan.published_laws import EPOCH, law
+from surefoot.plan.sizing import allocation
+from surefoot.plan.sizing.allocation import Bowl, Serving, bowl, bowl_of, cheapest_life, life_cost, of_loss, saving
+from surefoot.plan.sizing.epochs import LimitedData, effective_tokens, epochs_warning
+from surefoot.plan.sizing.laws import SIX_ND
+from surefoot.plan.sizing.published import EPOCH, law
 
 FLAGSHIP = 9.95e23
 OF_EPOCH = bowl(law("epoch"), FLAGSHIP)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError
 from surefoot.data.atoms import BatchPlan, deal
-from surefoot.plan.batch import LEAST_STEPS, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps, uneven, waste
-from surefoot.plan.published_laws import EPOCH
+from surefoot.plan.sizing.published import EPOCH
+from surefoot.plan.tuning.batch import LEAST_STEPS, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps, uneven, waste
 
 
 def test_512_devices_that_become_384() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surefoot.plan.bands import band
-from surefoot.plan.best_loss import fit_best_loss
-from surefoot.plan.law_records import Surface
+from surefoot.plan.fits.bands import band
+from surefoot.plan.fits.best_loss import fit_best_loss
+from surefoot.plan.sizing.surface_record import Surface
 
 SURFACE = Surface(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 BUDGETS = np.geomspace(1e18, 1e22, 9)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError, PlanInfeasible
-from surefoot.plan.budget import USUAL_MFU, budget, tokens_for, training_cost
 from surefoot.plan.hardware import accelerator
-from surefoot.plan.shapes import PUBLIC_SHAPES
+from surefoot.plan.sizing.budget import USUAL_MFU, budget, tokens_for, training_cost
+from surefoot.plan.sizing.shapes import PUBLIC_SHAPES
 
 H100 = accelerator("h100")
 

@@ -4,13 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.plan import communication as talk
-from surefoot.plan.communication import ONE_LAYER, Traffic, Wires, weights_of_stage
 from surefoot.plan.hardware import accelerator
-from surefoot.plan.implementations import MEGATRON, NANOTRON
-from surefoot.plan.links import FABRIC_HOP_S, NODE_HOP_S, START_S, Group, LinkRates, gather_s, group_at, groups_of, reduce_s, ring_bandwidth
+from surefoot.plan.layouts import communication as talk
+from surefoot.plan.layouts.communication import ONE_LAYER, Traffic, Wires, weights_of_stage
+from surefoot.plan.layouts.links import (
+    FABRIC_HOP_S,
+    NODE_HOP_S,
+    START_S,
+    Group,
+    LinkRates,
+    gather_s,
+    group_at,
+    groups_of,
+    reduce_s,
+    ring_bandwidth,
+)
+from surefoot.plan.memory.implementations import MEGATRON, NANOTRON
+from surefoot.plan.memory.stage_shares import stage_shares
 from surefoot.plan.records import Dtypes, Layout, Workload
-from surefoot.plan.stage_shares import stage_shares
 from tests.unit.plan.models import LLAMA_8B
 
 H100 = accelerator("h100")

@@ -14,8 +14,8 @@ from surefoot.plan.compose import make_plan
 from surefoot.plan.composed import Plan
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.page import WIDTH, markdown_page, terminal_page
-from surefoot.plan.published_laws import law
 from surefoot.plan.request import Aim, Cluster, Request
+from surefoot.plan.sizing.published import law
 
 FLAGSHIP = Request(Cluster(accelerator("h100"), 1000), Aim(days=30, mfu=0.4, served_tokens=1e13))
 SMALL = Request(Cluster(accelerator("cpu"), 2, dtype="fp32"), Aim(flops=2e13))

@@ -8,8 +8,8 @@ import pytest
 
 from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError, DataError
-from surefoot.plan.fitted_laws import fitted_law
-from surefoot.plan.published_laws import EPOCH
+from surefoot.plan.sizing.from_fit import fitted_law
+from surefoot.plan.sizing.published import EPOCH
 
 ORIGIN = {"smallest_flops": 1e18, "largest_flops": 1e20, "count": "n_active", "table": "runs.csv"}
 

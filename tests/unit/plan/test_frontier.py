@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.allocation import Serving
-from surefoot.plan.frontier import Frontier, Wish, frontier
-from surefoot.plan.published_laws import law
+from surefoot.plan.sizing.allocation import Serving
+from surefoot.plan.sizing.frontier import Frontier, Wish, frontier
+from surefoot.plan.sizing.published import law
 
 FLAGSHIP = 9.95e23
 SERVED = Serving(1e13)

@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from surefoot.plan.goodput_simulation import CLASSES, simulate
-from surefoot.plan.scenario import GRADES, Scenario, Tier, interval_of
+from surefoot.plan.failures.scenario import GRADES, Scenario, Tier, interval_of
+from surefoot.plan.failures.simulation import CLASSES, simulate
 
 DAY_S = 86_400.0
 

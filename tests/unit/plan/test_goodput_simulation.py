@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.goodput_simulation import Simulated, simulate
-from surefoot.plan.interval import daly_s, exact_share
-from surefoot.plan.published_points import POINTS, Outcome, outcome_of
-from surefoot.plan.scenario import GRADES, Grade, Lemons, Scenario, Tier, best_interval_s, first_order_share, interval_of
+from surefoot.plan.failures.interval import daly_s, exact_share
+from surefoot.plan.failures.published_points import POINTS, Outcome, outcome_of
+from surefoot.plan.failures.scenario import GRADES, Grade, Lemons, Scenario, Tier, best_interval_s, first_order_share, interval_of
+from surefoot.plan.failures.simulation import Simulated, simulate
 
 DAY_S = 86_400.0
 ONE_TIER = (Tier("shared"),)

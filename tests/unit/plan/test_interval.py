@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.plan.interval import (
+from surefoot.plan.failures.interval import (
     Measurements,
     availability_s,
     choose_interval,

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from surefoot.core.errors import ConfigError, PlanInfeasible
-from surefoot.plan import memory
-from surefoot.plan.calibration import DEFAULT
 from surefoot.plan.hardware import accelerator
-from surefoot.plan.judge import judge
-from surefoot.plan.layout_text import parse_layout, show_layout
-from surefoot.plan.legality import Limits
-from surefoot.plan.recipe import beside, recipe_layout
+from surefoot.plan.layouts.calibration import DEFAULT
+from surefoot.plan.layouts.judge import judge
+from surefoot.plan.layouts.layout_text import parse_layout, show_layout
+from surefoot.plan.layouts.legality import Limits
+from surefoot.plan.layouts.recipe import beside, recipe_layout
+from surefoot.plan.layouts.search import rank
+from surefoot.plan.layouts.smallest_change import smallest_change
+from surefoot.plan.memory import estimate as memory
 from surefoot.plan.records import FP32, Layout, Workload
-from surefoot.plan.search import rank
-from surefoot.plan.smallest_change import smallest_change
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B
 
 H100 = accelerator("h100")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.laws import Power, Ratio, counted, power_draws
-from surefoot.plan.published_laws import TUNING_NAMES, law, published_laws
-from surefoot.plan.shapes import PUBLIC_SHAPES
+from surefoot.plan.sizing.laws import Power, Ratio, counted, power_draws
+from surefoot.plan.sizing.published import TUNING_NAMES, law, published_laws
+from surefoot.plan.sizing.shapes import PUBLIC_SHAPES
 
 NAMES = ("chinchilla-20", "hoffmann", "epoch", "kaplan", "porian", "deepseek", "hunyuan-moe")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from surefoot.core.errors import DataError, PlanInfeasible
-from surefoot.plan.calibration import DEFAULT, Calibration, fit
 from surefoot.plan.hardware import accelerator
-from surefoot.plan.implementations import MEGATRON, SUREFOOT
-from surefoot.plan.judge import judge, step_model
-from surefoot.plan.measured import MeasuredRun, published_flops, read_measured
-from surefoot.plan.measured_sizes import guess_sizes
+from surefoot.plan.layouts.calibration import DEFAULT, Calibration, fit
+from surefoot.plan.layouts.judge import judge, step_model
+from surefoot.plan.layouts.measured import MeasuredRun, published_flops, read_measured
+from surefoot.plan.layouts.measured_sizes import guess_sizes
+from surefoot.plan.layouts.validation import calibrate, kendall_tau, spread_out, validate
+from surefoot.plan.memory.implementations import MEGATRON, SUREFOOT
 from surefoot.plan.records import Layout, Workload
-from surefoot.plan.validation import calibrate, kendall_tau, spread_out, validate
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, llama
 
 HEADER = "gpu,n_gpus,model,params,hidden,layers,heads,seq,tp,pp,vp,cp,ep,dp,zero_or_fsdp,act_recompute,mbs,grad_accum,gbs_seq,mfu_pct,notes"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.plan.measured_run import pace_of, restarts_of
+from surefoot.plan.rerun.measured_run import pace_of, restarts_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,8 +10,8 @@ import pytest
 
 from surefoot.core.errors import PlanInfeasible
 from surefoot.core.model_sizes import ModelSizes
-from surefoot.plan.implementations import IMPLEMENTATIONS, MEGATRON, NANOTRON, SUREFOOT, SUREFOOT_BF16
-from surefoot.plan.memory import EXCLUDED, TERMS, Memory, estimate, fits, fragmentation_of, told
+from surefoot.plan.memory.estimate import EXCLUDED, TERMS, Memory, estimate, fits, fragmentation_of, told
+from surefoot.plan.memory.implementations import IMPLEMENTATIONS, MEGATRON, NANOTRON, SUREFOOT, SUREFOOT_BF16
 from surefoot.plan.records import FP32, Layout, Workload
 
 LLAMA = ModelSizes(32000, 32, 4096, 32, 32, 128, 11008, 0, False, False)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from surefoot.core.errors import PlanInfeasible
 from surefoot.parallel.pipeline import num_scheduled as as_trained
-from surefoot.plan.pipeline_schedule import check_micro_batches, closed_form, fewest_micro_batches, num_scheduled
-from surefoot.plan.pipeline_timeline import PieceTimes, play_out, simulate
+from surefoot.plan.layouts.pipeline_schedule import check_micro_batches, closed_form, fewest_micro_batches, num_scheduled
+from surefoot.plan.layouts.pipeline_timeline import PieceTimes, play_out, simulate
 from surefoot.plan.records import PipelineSchedule
 
 SCHEDULES: tuple[PipelineSchedule, ...] = ("1f1b", "interleaved", "zero_bubble")

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from surefoot.checkpoint.retention import retire
 from surefoot.core import strict_json
 from surefoot.core.records import CheckpointRef
-from surefoot.plan.checkpoint_sizes import save_times, saved_bytes
-from surefoot.plan.failures import LLAMA_3, LLAMA_3_CAUSES, RSC_1, llama_3_shares, poisson_band, poisson_quantile
+from surefoot.plan.failures.answer import answer_of
+from surefoot.plan.failures.checkpoint_sizes import save_times, saved_bytes
+from surefoot.plan.failures.rates import LLAMA_3, LLAMA_3_CAUSES, RSC_1, llama_3_shares, poisson_band, poisson_quantile
+from surefoot.plan.failures.reasons import reasons_of
+from surefoot.plan.failures.reliability import Operation, assess
+from surefoot.plan.failures.retention import retention_for, rolling_checkpoints
+from surefoot.plan.failures.spares import spares_for
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.records import BF16_MASTERS, FP32
-from surefoot.plan.reliability import Operation, assess
-from surefoot.plan.reliability_answer import answer_of
-from surefoot.plan.reliability_reasons import reasons_of
-from surefoot.plan.retention import retention_for, rolling_checkpoints
-from surefoot.plan.spares import spares_for
 
 H100 = accelerator("h100")
 DAY_S = 86_400.0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.schedules import propose_schedule
+from surefoot.plan.tuning.schedules import propose_schedule
 
 
 def test_the_flagship() -> None:

@@ -11,11 +11,11 @@ from surefoot.core.errors import PlanInfeasible
 from surefoot.core.layouts import refusals
 from surefoot.core.sections import DataSection, ModelSection, ParallelSection, RunConfig, TrainSection
 from surefoot.plan.hardware import accelerator
-from surefoot.plan.judge import judge
-from surefoot.plan.legality import Limits
+from surefoot.plan.layouts.judge import judge
+from surefoot.plan.layouts.legality import Limits
+from surefoot.plan.layouts.search import RECOMPUTES, Ranked, divisors, rank
+from surefoot.plan.layouts.throughput import StepModel
 from surefoot.plan.records import BF16_MASTERS, Layout, Workload
-from surefoot.plan.search import RECOMPUTES, Ranked, divisors, rank
-from surefoot.plan.throughput import StepModel
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, llama
 
 H100 = accelerator("h100")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError, PlanInfeasible
-from surefoot.plan.laws import Counted, counted
-from surefoot.plan.shapes import LARGE, PUBLIC_SHAPES, TOLERANCE, Experts, shape_for, width_per_layer
+from surefoot.plan.sizing.laws import Counted, counted
+from surefoot.plan.sizing.shapes import LARGE, PUBLIC_SHAPES, TOLERANCE, Experts, shape_for, width_per_layer
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.parallel.stages import deal_blocks
-from surefoot.plan.stage_shares import InFlight, StageShare, in_flight, stage_shares
+from surefoot.plan.memory.stage_shares import InFlight, StageShare, in_flight, stage_shares
 
 SIZES = ModelSizes(131072, 32, 4096, 32, 32, 128, 14336, 0, False, False)
 

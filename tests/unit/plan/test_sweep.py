@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import DataSection, ModelSection, OptimizerSection, RunConfig, ScheduleSection, TrainSection
-from surefoot.plan.batch_probe import ProbedLoss, judge, probes
-from surefoot.plan.comparing import Standing, unequal
-from surefoot.plan.laws import Law, Power, Ratio
-from surefoot.plan.proxy_sizes import at_width, proxy
-from surefoot.plan.published_laws import law as law_named
-from surefoot.plan.rate_transfer import TriedRate, transfer
-from surefoot.plan.sweep import LEAST_STEPS, Design, Sweep, design_sweep
-from surefoot.plan.sweep_moved import expected_exponent, moved, sentences
+from surefoot.plan.fits.comparing import Standing, unequal
+from surefoot.plan.sizing.laws import Law, Power, Ratio
+from surefoot.plan.sizing.published import law as law_named
+from surefoot.plan.sweeps.batch_probe import ProbedLoss, judge, probes
+from surefoot.plan.sweeps.moved import expected_exponent, moved, sentences
+from surefoot.plan.sweeps.proxy_sizes import at_width, proxy
+from surefoot.plan.sweeps.sweep import LEAST_STEPS, Design, Sweep, design_sweep
+from surefoot.plan.tuning.rate_transfer import TriedRate, transfer
 
 VOCAB = 512
 FAMILY = ModelSection(num_layers=4, d_model=128, num_heads=8, num_kv_heads=4, d_ff=384)

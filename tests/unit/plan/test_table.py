@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from surefoot.core.errors import ConfigError, DataError
-from surefoot.plan.table import Table, numbers, read_runs, read_table
+from surefoot.plan.fits.table import Table, numbers, read_runs, read_table
 
 Write = Callable[..., Path]
 

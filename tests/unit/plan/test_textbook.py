@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.plan import textbook as page
-from surefoot.plan.textbook_memory import korthikanti_bytes
-from surefoot.plan.textbook_recovery import device_hours
-from surefoot.plan.textbook_row import Chapter, short
-from surefoot.plan.textbook_stability import false_alarms_of_five, k_for, student_t_tails
+from surefoot.plan.textbook import page as page
+from surefoot.plan.textbook.memory import korthikanti_bytes
+from surefoot.plan.textbook.recovery import device_hours
+from surefoot.plan.textbook.row import Chapter, short
+from surefoot.plan.textbook.stability import false_alarms_of_five, k_for, student_t_tails
 
 ROWS = {row.key: row for row in page.textbook()}
 

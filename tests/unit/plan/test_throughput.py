@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.calibration import DEFAULT, Calibration
 from surefoot.plan.hardware import accelerator
-from surefoot.plan.implementations import MEGATRON, SUREFOOT
-from surefoot.plan.pipeline_timeline import simulate
+from surefoot.plan.layouts.calibration import DEFAULT, Calibration
+from surefoot.plan.layouts.pipeline_timeline import simulate
+from surefoot.plan.layouts.throughput import StepModel, StepTime
+from surefoot.plan.memory.implementations import MEGATRON, SUREFOOT
 from surefoot.plan.records import Layout, Workload
-from surefoot.plan.throughput import StepModel, StepTime
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, llama
 
 H100 = accelerator("h100")

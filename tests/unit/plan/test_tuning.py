@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from surefoot.core.errors import DataError
-from surefoot.plan.sweep_minimum import best_of_sweeps, sweeps_of
-from surefoot.plan.tuning import fit_tuning
+from surefoot.plan.fits.sweep_minimum import best_of_sweeps, sweeps_of
+from surefoot.plan.fits.tuning import fit_tuning
 
 SIZES = (6e7, 2e8, 1e9)
 TOKENS = (2e9, 1e10, 5e10)

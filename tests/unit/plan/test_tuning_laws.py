@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.plan.published_laws import EPOCH
-from surefoot.plan.tuning_laws import (
+from surefoot.plan.sizing.published import EPOCH
+from surefoot.plan.tuning.laws import (
     LEARNING_RATES,
     Run,
     SideBySide,

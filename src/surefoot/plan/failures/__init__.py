@@ -1,0 +1,1 @@
+"""What failures do to a run: rates, save interval, retention, goodput, money; the simulator."""

@@ -1,0 +1,1 @@
+"""Laws from tables of finished runs. The only part that needs scipy."""

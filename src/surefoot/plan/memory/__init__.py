@@ -1,0 +1,1 @@
+"""Memory of one device, term by term."""

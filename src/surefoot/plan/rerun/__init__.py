@@ -1,0 +1,1 @@
+"""The rest of a run, planned from what it has measured."""

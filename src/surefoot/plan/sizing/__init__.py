@@ -1,0 +1,1 @@
+"""Which model a budget buys: FLOPs, laws, frontier, shapes."""

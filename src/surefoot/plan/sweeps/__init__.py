@@ -1,0 +1,1 @@
+"""Proxy runs that make a law of one's own, and what moved."""

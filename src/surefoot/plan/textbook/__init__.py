@@ -1,0 +1,1 @@
+"""Rules of thumb, each computed again by the functions that plans use."""

@@ -1,0 +1,1 @@
+"""How a model is trained: batch, ramp, learning rate, schedule, by published laws."""
