@@ -21,6 +21,9 @@ from surefoot.plan.records import Layout, Reason, Workload
 CONTEXT_BYTES = 0.66e9
 """The CUDA context with its kernels: 1.06 GB beside torch were seen on an H100 (NVIDIA/nccl issue 1685), one communicator among them."""
 
+PROCESS_BYTES = 0.28e9
+"""A rank on a CPU before it has a tensor: resident after the imports of training, torch 2.13 (measured)."""
+
 CONNECTION_BYTES = 32 * 12 * (1 << 20)
 """A neighbour in a communicator of NCCL: 32 channels of 10 and 2 MiB, from the same report, whose all-to-all added 3.3 GB for 7 neighbours.
 A ring has one to send to and one to receive from, which share them."""
@@ -194,8 +197,8 @@ def _of_stage(workload: Workload, layout: Layout, stage: int, kept: Kept, implem
         unsharded=unsharded,
         communication_buffers=buffers + _passed_on(layout, share, kept, implementation, num_micro_batches=num_micro_batches, chunks=chunks),
         fragmentation=FRAGMENTATION * (activations + ends + casts + loss + workspace),
-        nccl=_connections(layout) * CONNECTION_BYTES,
-        framework=CONTEXT_BYTES,
+        nccl=0.0 if implementation.on_cpu else _connections(layout) * CONNECTION_BYTES,
+        framework=PROCESS_BYTES if implementation.on_cpu else CONTEXT_BYTES,
     )
 
 

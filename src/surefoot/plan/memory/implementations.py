@@ -53,6 +53,7 @@ class Implementation:
     gather_buffers: int
     receives_all: bool
     balance: Balance
+    on_cpu: bool = False
 
 
 SUREFOOT = Implementation(
@@ -85,6 +86,7 @@ SUREFOOT_ON_CPU = replace(
     name="surefoot-cpu",
     source="as surefoot; RMSNorm in its parts, as torch has it on a CPU: the normalised input is kept too",
     norm_tensors=4,
+    on_cpu=True,
 )
 
 MEGATRON = Implementation(
