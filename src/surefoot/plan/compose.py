@@ -7,7 +7,7 @@ slowly, so a first model at full goodput gives it, and the second model is the p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from surefoot.core.errors import PlanInfeasible
 from surefoot.plan.composed import Plan
@@ -17,7 +17,7 @@ from surefoot.plan.failures.reliability import Operation, Reliability, assess
 from surefoot.plan.layouts import search
 from surefoot.plan.layouts.calibration import DEFAULT, Calibration
 from surefoot.plan.layouts.judge import Judged, judge
-from surefoot.plan.layouts.layout_text import parse_layout, show_layout
+from surefoot.plan.layouts.layout_text import completions, parse_layout, said_in, show_layout
 from surefoot.plan.layouts.legality import Limits
 from surefoot.plan.layouts.pipeline_schedule import fewest_micro_batches
 from surefoot.plan.layouts.recipe import Recipe, beside, recipe_layout
@@ -49,44 +49,79 @@ def make_plan(request: Request, *, law: Law, calibration: Calibration | None = N
     """Raises ConfigError for what is asked wrongly, PlanInfeasible where nothing satisfies the request, with what would."""
     check_request(request)
     scale = calibration or DEFAULT
-    cluster, aim = request.cluster, request.aim
-    mfu = assumed_mfu(aim)
-    model = choose_model(cluster, aim, law=law, goodput=1.0, mfu=mfu)
-    cluster = replace(cluster, num_devices=model.budget.num_devices)
-    request = replace(request, cluster=cluster)
-    first = assess(_expected(model, cluster, mfu))
+    aim, mfu = request.aim, assumed_mfu(request.aim)
+    model = choose_model(request.cluster, aim, law=law, goodput=1.0, mfu=mfu)
+    request = replace(request, cluster=replace(request.cluster, num_devices=model.budget.num_devices))
+    first = assess(_expected(model, request.cluster, mfu))
+    _refuse_hopeless(first, request)
     num_used = _used(request, first)
-    ranked, judged, recipe = _layouts(request, model, num_used, scale)
-    if aim.mfu is None and scale.is_measured:
-        mfu = judged.mfu
-    goodput = first.goodput.value
-    model = choose_model(cluster, aim, law=law, goodput=goodput * num_used / model.budget.num_devices, mfu=mfu)
-    training = _training(request, model, judged.layout)
-    work = workload_of(request, model, global_batch_size=training.batch.batch)
-    judged = _judge(request, work, judged.layout, scale)
-    operation = _operation(request, model, judged, training)
+    found = _search(request, model, num_used, scale)
+    share = first.goodput.value * num_used / model.budget.num_devices
+    model = choose_model(request.cluster, aim, law=law, goodput=share, mfu=aim.mfu or found.chosen.mfu)
+    found, training, work = _settled(request, model, found, num_used, scale)
+    operation = _operation(request, model, found.chosen, training)
     reliability = assess(operation)
-    run_s = operation.total_s / reliability.goodput.value
     plan = Plan(
         request=request,
         law=law,
         model=model,
         workload=work,
         training=training,
-        layout=judged,
-        ranked=ranked,
-        recipe=recipe,
+        layout=found.chosen,
+        ranked=found.ranked,
+        recipe=found.recipe,
         num_idle=model.budget.num_devices - num_used,
         calibration=scale,
         operation=operation,
         reliability=reliability,
-        goodput=goodput,
-        run_s=run_s,
+        goodput=first.goodput.value,
+        run_s=operation.total_s / max(1e-9, reliability.goodput.value),
         validated=validated,
         warnings=(),
         reasons={},
     )
     return replace(plan, warnings=tuple(_warnings(plan)), reasons=_reasons(plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """`chosen` is the given layout, or the simplest of the fastest."""
+
+    ranked: search.Ranked
+    chosen: Judged
+    recipe: Recipe | None
+
+
+def _settled(
+    request: Request, model: ModelChoice, found: _Found, num_used: int, scale: Calibration
+) -> tuple[_Found, TrainingChoice, Workload]:
+    """The layouts of the search under the model and the batch that are the plan's; searched anew where the chosen one no longer fits."""
+    training = _training(request, model, found.chosen.layout)
+    work = workload_of(request, model, global_batch_size=training.batch.batch)
+    chosen = _judge(request, work, found.chosen.layout, scale)
+    if not chosen.fits:
+        found = _search(request, model, num_used, scale)
+        training = _training(request, model, found.chosen.layout)
+        work = workload_of(request, model, global_batch_size=training.batch.batch)
+        chosen = _judge(request, work, found.chosen.layout, scale)
+    again = (_judge(request, work, one.layout, scale) for one in found.ranked.layouts)
+    layouts = tuple(sorted((one for one in again if one.legal), key=lambda one: one.step_s))
+    standard = _standard(request, work, num_used, scale)
+    recipe = beside(standard, layouts[0]) if standard and layouts else None
+    return _Found(replace(found.ranked, layouts=layouts), chosen, recipe), training, work
+
+
+def _refuse_hopeless(first: Reliability, request: Request) -> None:
+    if first.goodput.value > 0:
+        return
+    mtbf, restart = first.failures.mtbf_s, request.cluster.restart_s
+    raise PlanInfeasible(
+        f"a failure every {mtbf:.3g} s and {restart:.3g} s for each restart leave no time to train",
+        where="reliability",
+        hint="fewer devices, a faster restart (--restart-s), or machines that fail less (--failures-per-node-day)",
+        got=restart,
+        limit=mtbf,
+    )
 
 
 def dtypes_of(dtype: str) -> Dtypes:
@@ -152,23 +187,29 @@ def _used(request: Request, first: Reliability) -> int:
     return (nodes - max(1, round(first.spares.mean_in_repair))) * per_node
 
 
-def _layouts(request: Request, model: ModelChoice, num_used: int, scale: Calibration) -> tuple[search.Ranked, Judged, Recipe | None]:
-    """The search, the layout to go by, and the textbook's beside the fastest."""
-    batch = _wished(request, model, num_used)
-    work = workload_of(request, model, global_batch_size=batch)
+def _search(request: Request, model: ModelChoice, num_used: int, scale: Calibration) -> _Found:
+    """All layouts, the one to go by, and the textbook's beside the fastest."""
+    work = workload_of(request, model, global_batch_size=_wished(request, model, num_used))
     cluster, limits, program = request.cluster, Limits(max_bubble=request.max_bubble), program_of(request.cluster)
     ranked = search.rank(work, cluster.accelerator, num_used, calibration=scale, limits=limits, implementation=program)
     standard = _standard(request, work, num_used, scale)
-    if not request.layout:
-        best = _best(ranked, work, request, num_used)
-        return ranked, best, beside(standard, ranked.layouts[0]) if standard else None
-    given = standard if request.layout == RECIPE else _judge(request, work, parse_layout(request.layout, num_devices=num_used), scale)
-    if given is None or not given.fits:
-        layout = given.layout if given else None
-        raise _cannot(layout, [refusal.why for refusal in given.refusals] if given else [], work, request, num_used)
-    if hard := [refusal.why for refusal in given.refusals if refusal.kind != "bubble"]:
-        raise _cannot(given.layout, hard, work, request, num_used)
-    return ranked, given, beside(standard, ranked.layouts[0]) if standard and ranked.layouts else None
+    recipe = beside(standard, ranked.layouts[0]) if standard and ranked.layouts else None
+    chosen = _given(request, work, standard, num_used, scale) if request.layout else _best(ranked, work, request, num_used)
+    return _Found(ranked, chosen, recipe)
+
+
+def _given(request: Request, work: Workload, standard: Judged | None, num_used: int, scale: Calibration) -> Judged:
+    """What is not said of ZeRO and recomputation is chosen. A bubble above the bound is the person's own wish."""
+    if request.layout == RECIPE:
+        if standard is None:
+            raise _cannot(None, ["the textbook's layout fits with no number of stages"], work, request, num_used)
+        return standard
+    told = parse_layout(request.layout, num_devices=num_used)
+    variants = [_judge(request, work, one, scale) for one in completions(told, said=said_in(request.layout))]
+    fitting = [one for one in variants if all(refusal.kind == "bubble" for refusal in one.refusals)]
+    if not fitting:
+        raise _cannot(told, [refusal.why for refusal in variants[0].refusals], work, request, num_used)
+    return min(fitting, key=lambda one: one.step_s)
 
 
 def _wished(request: Request, model: ModelChoice, num_used: int) -> int:

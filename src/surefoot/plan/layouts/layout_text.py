@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.records import Layout
+from surefoot.plan.records import Layout, Recompute
 
 WHERE = "--layout"
 
@@ -47,6 +47,18 @@ def parse_layout(text: str, *, num_devices: int) -> Layout:
     elif told.get("pp_schedule", "1f1b") != "1f1b" and told.get("pp", 1) > 1:
         told.setdefault("pp_chunks", 2)
     return Layout(**told)
+
+
+def said_in(text: str) -> frozenset[str]:
+    """The settings that `text` says anything of."""
+    return frozenset(_ALIASES.get(name, name) for name in (part.partition("=")[0].strip() for part in text.split(",")))
+
+
+def completions(layout: Layout, *, said: frozenset[str]) -> list[Layout]:
+    """`layout` with every stage of ZeRO and every recomputation that was not said; its own come first."""
+    stages: tuple[Literal[1, 2, 3], ...] = (layout.zero_stage,) if "zero_stage" in said else (3, 2, 1)
+    recomputes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in said else ("none", "selective", "full")
+    return [replace(layout, zero_stage=stage, recompute=recompute) for stage in stages for recompute in recomputes]
 
 
 def _known(name: str) -> str:
