@@ -17,7 +17,7 @@ from surefoot.plan.fits.isoflop import IsoFlopFit, Optimum, fit_isoflop, law_thr
 from surefoot.plan.fits.surface import SurfaceFit, fit_surface, huber_sum, without_highest
 from surefoot.plan.fits.surface_answer import constants_of
 from surefoot.plan.fits.table import read_runs, read_table
-from surefoot.plan.sizing.surface_record import Points, Surface
+from surefoot.plan.surface_record import Points, Surface
 
 Setting = tuple[str, ...]
 SETTING = ("hparams", "warmup", "decay", "param_count", "split")

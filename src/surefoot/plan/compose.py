@@ -28,7 +28,7 @@ from surefoot.plan.request import Cluster, Request, check_request
 from surefoot.plan.sizing import allocation
 from surefoot.plan.sizing.laws import Law
 from surefoot.plan.sizing.model_choice import ModelChoice, assumed_mfu, choose_model
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 from surefoot.plan.tuning.batch import uneven
 from surefoot.plan.tuning.training_choice import TrainingChoice, choose_training, wished_batch
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from surefoot.cli.main import run
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 SURFACE = Surface(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 

@@ -7,7 +7,7 @@ import pytest
 
 from surefoot.plan.fits.bands import band
 from surefoot.plan.fits.best_loss import fit_best_loss
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 SURFACE = Surface(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 BUDGETS = np.geomspace(1e18, 1e22, 9)

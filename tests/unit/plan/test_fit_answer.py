@@ -17,7 +17,7 @@ from surefoot.plan.fits.answer import LAWS, Question, answer_of
 from surefoot.plan.fits.bands import band
 from surefoot.plan.fits.fitted import FittedIsoFlop, FittedSurface, FittedTuning, read_fit
 from surefoot.plan.fits.table import read_table
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 SURFACE = Surface(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 Columns = Mapping[str, Sequence[object]]

@@ -11,7 +11,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.plan.fits.answer import Question, answer_of
 from surefoot.plan.fits.plot import write_plot
 from surefoot.plan.fits.table import Table, read_table
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 SURFACE = Surface(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 

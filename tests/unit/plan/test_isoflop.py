@@ -9,7 +9,7 @@ import pytest
 
 from surefoot.core.errors import DataError
 from surefoot.plan.fits.isoflop import Optimum, budgets_of, fit_isoflop, law_through
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 SYMMETRIC = Surface(E=1.8, A=480.0, B=480.0, alpha=0.35, beta=0.35)
 LEANING = Surface(E=1.8, A=300.0, B=5e5, alpha=0.25, beta=0.65)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from surefoot.core.errors import DataError
 from surefoot.plan.fits.surface import CONSTANTS, fit_surface, huber_sum, summary_of, without_highest
-from surefoot.plan.sizing.surface_record import Points, Surface
+from surefoot.plan.surface_record import Points, Surface
 
 HOFFMANN = Surface(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
 

@@ -12,7 +12,7 @@ from surefoot.core.errors import ConfigError, DataError
 from surefoot.plan.fits.best_loss import LossLaw
 from surefoot.plan.fits.isoflop import PowerLaw, mirrored
 from surefoot.plan.fits.tuning import TuningFit
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from surefoot.core.errors import ConfigError
 from surefoot.plan.fits.isoflop import budgets_of
 from surefoot.plan.fits.table import Table, numbers, read_runs
-from surefoot.plan.sizing.surface_record import Points, Surface
+from surefoot.plan.surface_record import Points, Surface
 
 Answer = Mapping[str, Any]
 

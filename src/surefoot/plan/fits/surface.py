@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from surefoot.core.errors import DataError
 from surefoot.plan.fits.bands import band
 from surefoot.plan.fits.surface_descent import HUBER_DELTA, centre_of, condition_of, descend, theta_of
-from surefoot.plan.sizing.surface_record import Points as Points
-from surefoot.plan.sizing.surface_record import Surface as Surface
+from surefoot.plan.surface_record import Points as Points
+from surefoot.plan.surface_record import Surface as Surface
 
 Floats = NDArray[np.float64]
 

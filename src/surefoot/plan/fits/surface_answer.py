@@ -14,7 +14,7 @@ from surefoot.core.errors import ConfigError, DataError
 from surefoot.plan.fits.answer_parts import Question, count_warnings, origin, prediction, prediction_warnings
 from surefoot.plan.fits.surface import CONSTANTS, LEAST_ROWS_FOR_BANDS, SurfaceFit, fit_surface, summary_of, without_highest
 from surefoot.plan.fits.table import COUNTS, Runs, Table, read_runs
-from surefoot.plan.sizing.surface_record import Points, Surface
+from surefoot.plan.surface_record import Points, Surface
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.plan.sizing.surface_record import Points, Surface
+from surefoot.plan.surface_record import Points, Surface
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from surefoot.core.errors import ConfigError, PlanInfeasible
 from surefoot.plan.sizing.epochs import LimitedData, Losses
 from surefoot.plan.sizing.laws import SIX_ND, Law, TokenCost
 from surefoot.plan.sizing.published import EPOCH
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 SERVING_FLOPS = 2.0
 """Per parameter and token: the forward alone."""

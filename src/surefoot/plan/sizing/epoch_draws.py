@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 REFERENCE_N = 1e9
 REFERENCE_TOKENS = 2e10

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 TOKEN_DECAY = 15.387756
 """R*_D of their appendix A: after so many repetitions a further one has lost 1 - 1/e of its worth."""

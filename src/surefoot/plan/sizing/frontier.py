@@ -17,7 +17,7 @@ from surefoot.plan.sizing.allocation import Bowl, Point, Serving
 from surefoot.plan.sizing.epoch_draws import epoch_draws
 from surefoot.plan.sizing.epochs import epochs_warning
 from surefoot.plan.sizing.laws import ORDINARY_RATIO, Law, band
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 LADDER = tuple(2.0 ** (-step / 2.0) for step in range(-2, 8))
 """Sizes that are shown, as shares of the best one: twice as large down to a twelfth, by steps of the square root of 2."""

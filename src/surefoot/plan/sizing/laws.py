@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Literal, Protocol
 
 from surefoot.core.model_sizes import ModelSizes
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 Counted = Literal["all", "without embedding", "body", "active", "flops/6"]
 """Which parameters a law's N is.

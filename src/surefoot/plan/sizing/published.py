@@ -10,7 +10,7 @@ from functools import cache
 from surefoot.core.errors import ConfigError
 from surefoot.plan.sizing.epoch_draws import epoch_draws
 from surefoot.plan.sizing.laws import Law, Power, Ratio, TokenCost, power_draws
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 
 PF_DAY = 1e15 * 86_400.0
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from surefoot.core.errors import ConfigError
 from surefoot.plan.records import Reason
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 from surefoot.plan.tuning.laws import critical_by_loss
 
 Ramp = tuple[tuple[int, int], ...]
