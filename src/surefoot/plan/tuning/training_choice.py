@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.plan.records import Reason
-from surefoot.plan.sizing.surface_record import Surface
+from surefoot.plan.surface_record import Surface
 from surefoot.plan.tuning.batch import REACH, LegalBatch, Ramp, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps
 from surefoot.plan.tuning.laws import Run, SideBySide, batches, learning_rates, lr_for_batch
 from surefoot.plan.tuning.schedules import Schedule, propose_schedule
