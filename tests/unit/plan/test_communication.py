@@ -19,7 +19,9 @@ from surefoot.plan.layouts.links import (
     reduce_s,
     ring_bandwidth,
 )
-from surefoot.plan.memory.implementations import MEGATRON, NANOTRON
+from surefoot.plan.layouts.throughput import StepModel
+from surefoot.plan.memory.estimate import estimate
+from surefoot.plan.memory.implementations import MEGATRON, NANOTRON, SUREFOOT_BF16
 from surefoot.plan.memory.stage_shares import stage_shares
 from surefoot.plan.records import Dtypes, Layout, Workload
 from tests.unit.plan.models import LLAMA_8B
@@ -112,6 +114,17 @@ def test_a_pipeline_passes_one_tensor_cut_over_tp() -> None:
     sent = talk.of_passing(WORK, tokens=4096, tp=8, group=Group(4, 1), wires=WIRES)
     assert sent.num_bytes == 4096 * 4096 * 2 / 8
     assert sent.seconds == pytest.approx(sent.num_bytes / 50e9 + FABRIC_HOP_S)
+
+
+def test_what_is_passed_on_takes_the_time_and_the_memory_of_the_residual_stream() -> None:
+    """float32 beside products in bf16: the same bytes for a message, for the traffic of a step and for the buffers that receive it."""
+    work, layout = replace(WORK, dtypes=SUREFOOT_BF16), Layout(tp=2, pp=4, dp_shard=8)
+    one = 4096 * 4096 * 4 / 2
+    assert talk.of_passing(work, tokens=4096, tp=2, group=Group(4, 1), wires=WIRES).num_bytes == one
+    step = StepModel(work, H100).step(layout)
+    assert step.traffic["pp"].num_bytes == 2 * step.num_micro_batches * one
+    some, more = (estimate(replace(work, global_batch_size=number), layout, stage=1) for number in (64, 128))
+    assert more.communication_buffers - some.communication_buffers == 2 * 8 * one
 
 
 def test_a_ring_takes_a_hop_for_each_rank_and_the_link_of_its_slowest_step() -> None:

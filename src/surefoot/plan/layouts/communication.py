@@ -12,6 +12,7 @@ from typing import NamedTuple
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.plan.hardware import Accelerator
 from surefoot.plan.layouts.links import Group, LinkRates, all_to_all_s, gather_s, pass_s, reduce_s
+from surefoot.plan.memory.activations import boundary_bytes
 from surefoot.plan.memory.implementations import Implementation
 from surefoot.plan.memory.stage_shares import StageShare
 from surefoot.plan.records import Layout, Recompute, Workload
@@ -93,7 +94,7 @@ def of_passing(workload: Workload, *, tokens: float, tp: int, group: Group, wire
     """One micro-batch from a piece to the next: what leaves a block, cut over tp."""
     if group.size == 1:
         return NONE
-    num_bytes = tokens * workload.sizes.d_model * workload.dtypes.activation / tp
+    num_bytes = boundary_bytes(workload, tokens=tokens, tp=tp)
     return Traffic(num_bytes, pass_s(num_bytes, group, wires.hardware, wires.rates))
 
 

@@ -16,6 +16,7 @@ from surefoot.plan.layouts.communication import Traffic, Wires
 from surefoot.plan.layouts.links import groups_of
 from surefoot.plan.layouts.pipeline_schedule import num_scheduled
 from surefoot.plan.layouts.pipeline_timeline import PieceTimes
+from surefoot.plan.memory.activations import boundary_bytes
 from surefoot.plan.memory.implementations import SUREFOOT, Implementation
 from surefoot.plan.memory.stage_shares import stage_shares
 from surefoot.plan.records import Layout, Workload
@@ -227,7 +228,7 @@ class StepModel:
         one_s = self.passing_of_one_s(layout)
         num_passed = 2 * number * layout.pp_chunks
         shown = num_passed * (1.0 - self.calibration.hidden_data) + 2 * (layout.pp - 1)
-        sent = self._tokens(layout) * self.workload.sizes.d_model * self.workload.dtypes.activation / layout.tp * num_passed
+        sent = boundary_bytes(self.workload, tokens=self._tokens(layout), tp=layout.tp) * num_passed
         return shown * one_s, Traffic(sent, num_passed * one_s)
 
     def _data(self, layout: Layout, *, micro_batch_s: float) -> tuple[float, dict[str, Traffic]]:

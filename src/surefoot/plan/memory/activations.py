@@ -71,8 +71,13 @@ def kept_by_micro_batch(workload: Workload, cut: Cut, implementation: Implementa
         block_casts=0.0 if recomputes else cast_layer,
         head_casts=dtype * sizes.vocab_size * width / tp if casts else 0.0,
         workspace=buffers + (whole + cast_layer if recomputes else 0.0),
-        boundary=tokens * residual * width / tp,
+        boundary=boundary_bytes(workload, tokens=tokens, tp=tp),
     )
+
+
+def boundary_bytes(workload: Workload, *, tokens: float, tp: int) -> float:
+    """What passes from a stage to the next for a micro-batch of `tokens`: the residual stream, in the dtype of the weights, cut over tp."""
+    return tokens * workload.sizes.d_model * workload.dtypes.weight / tp
 
 
 def weights_to_cast(sizes: ModelSizes, *, tp: int, ep: int) -> float:
