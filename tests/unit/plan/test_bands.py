@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from surefoot.plan.fits.bands import band, fit_line
+from surefoot.plan.bands import band
+from surefoot.plan.fits.line import fit_line
 
 NUM_TRIALS = 300
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surefoot.plan.fits.bands import band
+from surefoot.plan.bands import band
 from surefoot.plan.fits.best_loss import fit_best_loss
 from surefoot.plan.surface_record import Surface
 

@@ -13,8 +13,8 @@ import pytest
 
 from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError, DataError
+from surefoot.plan.bands import band
 from surefoot.plan.fits.answer import LAWS, Question, answer_of
-from surefoot.plan.fits.bands import band
 from surefoot.plan.fits.fitted import FittedIsoFlop, FittedSurface, FittedTuning, read_fit
 from surefoot.plan.fits.table import read_table
 from surefoot.plan.surface_record import Surface

@@ -1,1 +1,1 @@
-"""Laws from tables of finished runs. The only part that needs scipy."""
+"""Laws from tables of finished runs. Needs numpy, and scipy where a fit descends."""

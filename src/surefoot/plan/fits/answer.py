@@ -1,6 +1,6 @@
 """What `surefoot fit` answers, as one object: the law with its bands, what it rests on, what it says, and what is wrong with it.
 
-Everything that the page shows is read off this object, and so is a saved fit (`plan.fits.fitted`).
+Everything that the page shows is read off this object, and so is a saved fit (`fitted`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.plan.fits.bands import band
+from surefoot.plan.bands import band
 from surefoot.plan.fits.table import COUNTS, Runs, Table
 
 FAR = 1e4

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.plan.fits.bands import NUM_DRAWS
+from surefoot.plan.fits.line import NUM_DRAWS
 
 Floats = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.plan.fits.bands import PRIOR_DOF
+from surefoot.plan.fits.line import PRIOR_DOF
 
 Floats = NDArray[np.float64]
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.errors import DataError
-from surefoot.plan.fits.bands import band, fit_line
+from surefoot.plan.bands import band
 from surefoot.plan.fits.budget_curve import LEAST_SIZES, WINDOW, Budget, minima_of
 from surefoot.plan.fits.budget_curve import LeftOut as LeftOut
 from surefoot.plan.fits.budget_curve import Optimum as Optimum
+from surefoot.plan.fits.line import fit_line
 
 Floats = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """The loss surface L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al. (arXiv 2203.15556, approach 3), fitted to finished runs. Pure.
 
-The fit (`plan.surface_descent`), bands from rows drawn with replacement, the condition, and what the largest budgets say of a fit to the
+The fit (`surface_descent`), bands from rows drawn with replacement, the condition, and what the largest budgets say of a fit to the
 others. Points that do not determine five constants are refused.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.errors import DataError
-from surefoot.plan.fits.bands import band
-from surefoot.plan.fits.surface_descent import HUBER_DELTA, centre_of, condition_of, descend, theta_of
+from surefoot.plan.bands import band
+from surefoot.plan.fits.surface_descent import centre_of, condition_of, descend, theta_of
 from surefoot.plan.surface_record import Points as Points
 from surefoot.plan.surface_record import Surface as Surface
 
@@ -32,7 +32,7 @@ LEAST_SPREAD = 0.02
 """Standard deviation of log D at given log N. Below it every run has the same tokens per parameter, and either term explains all losses."""
 
 LEAST_SHARE = 1e-5
-"""Of the loss, what a term must reach somewhere for its exponent to mean anything: a hundredth of `HUBER_DELTA`."""
+"""Of the loss, what a term must reach somewhere for its exponent to mean anything: a hundredth of `surface_descent.HUBER_DELTA`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,6 @@ def fit_surface(points: Points, *, num_draws: int = NUM_DRAWS, seed: int = 0) ->
     return SurfaceFit(
         surface, objective, condition_of(jacobian), residuals, draws, _held_out(points, starts=at_optimum), float(points.flops.max())
     )
-
-
-def huber_sum(surface: Surface, points: Points) -> float:
-    """The objective, as it is compared between fits."""
-    error = np.abs(np.log(surface.losses(points)) - np.log(points.loss))
-    parts = np.where(error <= HUBER_DELTA, error * error / 2.0, HUBER_DELTA * (error - HUBER_DELTA / 2.0))
-    return float(parts.sum())
 
 
 def without_highest(points: Points, count: int) -> NDArray[np.intp]:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.errors import DataError
-from surefoot.plan.fits.bands import band, fit_line
+from surefoot.plan.bands import band
+from surefoot.plan.fits.line import fit_line
 from surefoot.plan.fits.sweep_minimum import Best, LeftOutSweep, best_of_sweeps
 
 Floats = NDArray[np.float64]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from surefoot.core.errors import ConfigError
+from surefoot.plan.bands import band
 from surefoot.plan.records import Reason
 from surefoot.plan.sizing import allocation
 from surefoot.plan.sizing.allocation import Bowl, Point, Serving
 from surefoot.plan.sizing.epoch_draws import epoch_draws
 from surefoot.plan.sizing.epochs import epochs_warning
-from surefoot.plan.sizing.laws import ORDINARY_RATIO, Law, band
+from surefoot.plan.sizing.laws import ORDINARY_RATIO, Law
 from surefoot.plan.surface_record import Surface
 
 LADDER = tuple(2.0 ** (-step / 2.0) for step in range(-2, 8))

@@ -7,12 +7,12 @@ A law is a rule C -> N*; D* follows from what a token costs. `Surface` is such a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, Protocol
 
 from surefoot.core.model_sizes import ModelSizes
+from surefoot.plan.bands import band
 from surefoot.plan.surface_record import Surface
 
 Counted = Literal["all", "without embedding", "body", "active", "flops/6"]
@@ -126,19 +126,6 @@ class Law:
         if not self.draws:
             told.append(f"no band is known for `{self.name}`")
         return tuple(told)
-
-
-def band(values: Iterable[float]) -> tuple[float, float]:
-    """(2.5%, 97.5%), between order statistics as numpy does."""
-    ordered = sorted(values)
-    return _quantile(ordered, 0.025), _quantile(ordered, 0.975)
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def power_draws(rule: Power, *, pivot_flops: float, log_n_std: float, exponent_std: float, num_draws: int = 200) -> tuple[Power, ...]:

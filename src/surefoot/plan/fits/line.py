@@ -1,8 +1,7 @@
-"""95% bands: quantiles of draws, and draws of the coefficients of a straight line. Pure."""
+"""Draws of the coefficients of a straight line. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +22,6 @@ class Line:
 
     coefficients: Floats
     draws: Floats
-
-
-def band(values: Iterable[float]) -> tuple[float, float]:
-    """(2.5%, 97.5%) of the finite values."""
-    array = np.fromiter(values, dtype=np.float64)
-    low, high = np.quantile(array[np.isfinite(array)], (0.025, 0.975))
-    return float(low), float(high)
 
 
 def fit_line(design: Floats, target: Floats, *, std: Floats | None = None, seed: int = 0, num_draws: int = NUM_DRAWS) -> Line:
