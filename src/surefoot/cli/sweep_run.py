@@ -71,6 +71,10 @@ class _Job:
     point: Point
     process: subprocess.Popen[bytes]
 
+    def ask_to_leave(self) -> None:
+        """Harmless for one that has ended."""
+        self.process.send_signal(signal.SIGTERM)
+
 
 def is_finished(run_dir: Path, *, num_steps: int) -> bool:
     from surefoot.observe.ledger import LEDGER_NAME, read_ledger
@@ -133,24 +137,39 @@ def _next(state: _State) -> Point | None:
 
 
 def _start(state: _State, point: Point) -> None:
+    """Unless somebody asks to leave before it trains: then it waits for the next time."""
     folder, run_dir = state.folder, state.folder.run_dir(point.name)
-    _wait_for_former(run_dir)
-    if is_finished(run_dir, num_steps=point.num_steps):
+    _wait_for_former(state, run_dir)
+    if not state.stopped and is_finished(run_dir, num_steps=point.num_steps):
         return
+    branched = state.stopped or not point.parent or run_dir.exists() or _branch(folder, point)
+    if state.stopped:  # whatever became of the branch: it is whole or absent
+        state.waiting.insert(0, point)
+    elif branched:
+        _train(state, point)
+    else:
+        state.failed[point.name] = f"it could not branch from {point.parent} at step {point.branch_step}: {_last_word(folder, point)}"
+        say(f"  {point.name}: {state.failed[point.name]}")
+
+
+def _branch(folder: SweepFolder, point: Point) -> bool:
+    arguments = ["--from", str(point.branch_step), "--dir", str(folder.run_dir(point.name)), *point.overrides]
+    command = _command("checkpoint", "branch", str(folder.parent_dir(point)), *arguments)
     folder.log_file(point.name).parent.mkdir(exist_ok=True)
-    if point.parent and not run_dir.exists():
-        branch = ["checkpoint", "branch", str(folder.parent_dir(point)), "--from", str(point.branch_step), "--dir", str(run_dir)]
-        with folder.log_file(point.name).open("ab") as log:
-            code = subprocess.run(_command(*branch, *point.overrides), stdout=log, stderr=log, check=False).returncode
-        if code:
-            state.failed[point.name] = f"it could not branch from {point.parent} at step {point.branch_step}: {_last_word(folder, point)}"
-            say(f"  {point.name}: {state.failed[point.name]}")
-            return
+    with folder.log_file(point.name).open("ab") as log:
+        return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+
+
+def _train(state: _State, point: Point) -> None:
+    folder, run_dir = state.folder, state.folder.run_dir(point.name)
+    folder.log_file(point.name).parent.mkdir(exist_ok=True)
     target = run_dir if (run_dir / "config.toml").is_file() else folder.config_file(point.name)
     with folder.log_file(point.name).open("ab") as log:
         # A group of its own: what is asked of the sweep reaches its runs once, through `_Forwarding`.
         process = subprocess.Popen(_command("train", str(target)), stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0)
-    state.running[point.name] = _Job(point, process)
+    job = state.running[point.name] = _Job(point, process)
+    if state.stopped:  # while it was being started, so that `_Forwarding` did not know of it
+        job.ask_to_leave()
     say(f"  {point.name}: {point.trained_flops:.3g} FLOPs, pid {process.pid}, log {folder.log_file(point.name)}")
 
 
@@ -162,19 +181,19 @@ def _ended(state: _State, job: _Job) -> None:
         left_flops = sum(one.trained_flops for one in state.waiting) + sum(one.point.trained_flops for one in state.running.values())
         rest = f", about {show_duration(left_flops / rate)} left" if left_flops else ""
         say(f"  {point.name}: finished; {rate:.3g} FLOP/s over all runs{rest}")
-    elif state.stopped and code == EXIT_RETRY:
+    elif state.stopped and code in (EXIT_RETRY, -signal.SIGTERM):  # the latter where it was too young to heed the request
         state.cut_off.append(point.name)
     else:
         state.failed[point.name] = f"exit {code}: {_last_word(state.folder, point)}"
         say(f"  {point.name}: {state.failed[point.name]}")
 
 
-def _wait_for_former(run_dir: Path) -> None:
-    """A sweep that was killed leaves its runs training: each is waited for, not started twice."""
+def _wait_for_former(state: _State, run_dir: Path) -> None:
+    """A sweep that was killed leaves its runs training: each is waited for, not started twice. Until somebody asks to leave."""
     from surefoot.observe.live import is_held, read_lock
 
     told = False
-    while (lock := read_lock(run_dir)) is not None and is_held(lock, clock=SystemClock()):
+    while not state.stopped and (lock := read_lock(run_dir)) is not None and is_held(lock, clock=SystemClock()):
         if not told:
             say(f"  {run_dir.name}: is being trained by pid {lock.holder.pid} on {lock.holder.host}; waiting for it")
             told = True
@@ -209,4 +228,4 @@ class _Forwarding:
     def _leave(self, *_: object) -> None:
         self._state.stopped = True
         for job in self._state.running.values():
-            job.process.send_signal(signal.SIGTERM)  # harmless for one that has ended
+            job.ask_to_leave()
