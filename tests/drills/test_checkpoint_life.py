@@ -221,6 +221,10 @@ def test_an_export_is_read_back(place: Path, format_: str) -> None:
     assert surefoot("checkpoint", "export", "runs/tiny", "--out", "out", cwd=place).returncode == 2
 
 
+_MUP = ("model.parametrization=mup",)
+_MUP_HEADS = ("model.mup_base_width=32", "model.mup_base_head_dim=4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -231,6 +235,8 @@ def test_an_export_is_read_back(place: Path, format_: str) -> None:
         (("branch", "runs/tiny", "--dir", "new", "run.seed=3", "train.num_steps=20"), "[run] seed decides the order"),
         (("branch", "runs/tiny", "--dir", "new", "model.num_layers=3", "train.num_steps=20"), "another shape"),
         (("branch", "runs/tiny", "--dir", "new", "model.d_model=64", "train.num_steps=20"), "another shape"),
+        (("branch", "runs/tiny", "--dir", "new", *_MUP, "model.mup_base_width=16", "train.num_steps=20"), "another parametrization"),
+        (("branch", "runs/tiny", "--dir", "new", *_MUP, *_MUP_HEADS, "train.num_steps=20"), "attention logits would be scaled"),
         (("branch", "runs/tiny", "--dir", "/proc/nope/new", "train.num_steps=20"), "no folder can be made there"),
         (("branch", "runs/tiny", "--dir", "data", "train.num_steps=20"), "there is something already"),
         (("branch", "runs/tiny", "--dir", "new", "train.nun_steps=20"), "nun_steps"),

@@ -19,7 +19,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
 from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import CheckpointRef, Manifest
-from surefoot.core.sections import RunConfig
+from surefoot.core.sections import ModelSection, RunConfig
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, require_run
 
 
@@ -88,6 +88,7 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
     changes = diff_sections(parent.config, loaded.config)
     _refuse_what_does_not_fit(changes, step=source.step, num_steps=loaded.config.train.num_steps)
     _refuse_other_shape(changes, parent.config, loaded.config)
+    _refuse_other_parametrization(parent.config.model, loaded.config.model)
     hashes = section_hashes(loaded.config) | code_hashes(loaded.config)
     with new_folder(new_dir, option="--dir") as building:
         write_atomic(building / CONFIG_NAME, resolved_toml(loaded, new_dir.absolute()))
@@ -120,6 +121,25 @@ def _refuse_other_shape(changes: Sequence[tuple[str, str, object, object]], old:
     if resolve_sizes(old.model, vocab_size) != resolve_sizes(new.model, vocab_size):
         what = f"the model would have another shape, which the checkpoint does not fit: {', '.join(shaped)}"
         raise ConfigError(what, where="overrides", hint="leave it as it was, or start a run from step 0")
+
+
+def _refuse_other_parametrization(old: ModelSection, new: ModelSection) -> None:
+    """Weights of one and the same shape are another function where the forward scales them otherwise, and so are Adam's rates."""
+    from surefoot.model.mup import attention_scale, width_factor
+
+    if old.factory or new.factory:
+        return
+    factors = width_factor(old), width_factor(new)
+    scales = tuple(attention_scale(section, head_dim=section.d_model // section.num_heads) for section in (old, new))
+    if factors[0] != factors[1]:
+        what = f"what the head sees would be divided by {factors[1]:g}, the checkpoint was trained with {factors[0]:g}"
+    elif scales[0] != scales[1]:
+        was, now = ("1 / sqrt(head_dim)" if scale is None else f"{scale:g}" for scale in scales)
+        what = f"attention logits would be scaled by {now}, the checkpoint was trained with {was}"
+    else:
+        return
+    hint = "leave model.parametrization, mup_base_width and mup_base_head_dim as they were, or start a run from step 0"
+    raise ConfigError(f"another parametrization: {what}", where="[model] parametrization", hint=hint)
 
 
 def _refuse_what_does_not_fit(changes: Sequence[tuple[str, str, object, object]], *, step: int, num_steps: int) -> None:
