@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from surefoot.core.errors import ConfigError, PlanInfeasible
+from surefoot.core.model_sizes import ModelSizes
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.layouts.calibration import DEFAULT
 from surefoot.plan.layouts.judge import judge
@@ -188,20 +189,48 @@ def test_an_axis_is_changed_where_no_setting_helps() -> None:
 def test_where_nothing_fits_each_way_out_is_the_smallest() -> None:
     work = Workload(LLAMA_405B, 8192, 64)
     changes = {change.kind: change for change in smallest_change(work, H100, 64)}
-    assert list(changes) == [kind for kind in ("bubble", "node", "sequence", "devices", "card") if kind in changes]
+    assert list(changes) == [kind for kind in ("batch", "bubble", "node", "sequence", "devices", "card") if kind in changes]
     assert changes["devices"].judged.layout.num_devices == 128
     assert not rank(work, H100, 64, num_ranked=1).layouts
     assert changes["card"].what.startswith("h200")
 
 
-def test_a_batch_too_small_for_its_devices_is_told_the_bubble_that_it_costs() -> None:
+def test_a_batch_too_small_for_its_devices_is_made_larger_or_told_the_bubble_that_it_costs() -> None:
     """4 short sequences over 32 nodes of one device: what data ranks and cp leave over are stages that wait."""
     work, alone = Workload(LLAMA_8B, 1024, 4), replace(H100, devices_per_node=1)
     assert not rank(work, alone, 32).layouts
-    first = smallest_change(work, alone, 32)[0]
-    assert first.kind == "bubble"
-    assert first.judged.layout.pp >= 4
-    assert not first.judged.refusals
+    larger, waiting = smallest_change(work, alone, 32)[:2]
+    assert (larger.kind, waiting.kind) == ("batch", "bubble")
+    assert waiting.judged.layout.pp >= 4
+    assert not larger.judged.refusals
+    assert not waiting.judged.refusals
+
+
+@pytest.mark.parametrize("sizes", [LLAMA_8B, LLAMA_70B], ids=["8B", "70B"])
+def test_a_batch_of_seven_on_992_devices_is_named_and_cured(sizes: ModelSizes) -> None:
+    """Phantoms fill the pipelines, so a closed form of full ones would offer a bubble that is under the bound already."""
+    work = Workload(sizes, 4096, 7)
+    assert rank(work, H100, 992).why.startswith("the batch of 7 sequences is too small")
+    changes = {change.kind: change for change in smallest_change(work, H100, 992)}
+    assert next(iter(changes)) == "batch"
+    enough = replace(work, global_batch_size=int(changes["batch"].what.split()[3]))
+    assert rank(enough, H100, 992).layouts
+    percent = int(changes["bubble"].what.split()[3].rstrip("%"))
+    assert percent > 15
+    assert rank(work, H100, 992, max_bubble=percent / 100).layouts
+
+
+def test_a_batch_is_not_blamed_for_what_memory_refuses() -> None:
+    work = Workload(LLAMA_405B, 8192, 32)
+    assert rank(work, H100, 64).why.startswith("needs ")
+    assert "batch" not in {change.kind for change in smallest_change(work, H100, 64)}
+
+
+def test_an_odd_sequence_is_told_as_the_reason_where_it_leaves_no_tp_and_no_cp() -> None:
+    told = [one.reason for one in rank(Workload(LLAMA_8B, 4095, 512), H100, 64).rejected]
+    assert "tp = 2 does not divide the 4095 positions of a rank" in told
+    assert "cp = 2 does not cut a sequence of 4095 into two equal pieces for each rank" in told
+    assert not any("2047" in reason for reason in told)  # half of it, which nobody has
 
 
 def test_another_memory_estimate_can_be_asked() -> None:

@@ -9,7 +9,7 @@ from surefoot.core.units import show_bytes
 from surefoot.plan.hardware import Accelerator
 from surefoot.plan.layouts.calibration import DEFAULT, Calibration
 from surefoot.plan.layouts.communication import is_surefoot
-from surefoot.plan.layouts.legality import DEFAULT_LIMITS, Limits, Refusal, axes_refusals, bubble_refusal, schedule_refusals
+from surefoot.plan.layouts.legality import DEFAULT_LIMITS, Limits, Refusal, axes_refusals, bubble_refusal, idle_share, schedule_refusals
 from surefoot.plan.layouts.pipeline_schedule import Bubble, closed_form
 from surefoot.plan.layouts.pipeline_timeline import NUM_ROUNDS_PLAYED, Timeline, play_out
 from surefoot.plan.layouts.throughput import StepModel, StepTime
@@ -152,6 +152,11 @@ def _dtype(workload: Workload, hardware: Accelerator) -> str:
 def bubble_of(model: StepModel, layout: Layout, limits: Limits) -> Refusal | None:
     asked, run = model.num_asked(layout), model.num_micro_batches(layout)
     return bubble_refusal(layout, num_asked=asked, num_micro_batches=run, max_bubble=limits.max_bubble)
+
+
+def idle_of(model: StepModel, layout: Layout) -> float:
+    """What `bubble_of` asks about."""
+    return idle_share(layout, num_asked=model.num_asked(layout), num_micro_batches=model.num_micro_batches(layout))
 
 
 def estimate_of(implementation: Implementation) -> Estimate:

@@ -58,7 +58,7 @@ def _tensor(workload: Workload, hardware: Accelerator, layout: Layout, limits: L
     for name, size in named.items():
         if size % tp:
             yield Refusal("tp", f"tp = {tp} does not divide {name}: {size}")
-    if workload.seq_len // layout.cp % tp:
+    if workload.seq_len % layout.cp == 0 and workload.seq_len // layout.cp % tp:
         yield Refusal("tp", f"tp = {tp} does not divide the {workload.seq_len // layout.cp} positions of a rank")
 
 
@@ -100,18 +100,19 @@ def schedule_refusals(workload: Workload, layout: Layout) -> Iterator[Refusal]:
         )
 
 
-def bubble_refusal(layout: Layout, *, num_asked: int, num_micro_batches: int, max_bubble: float) -> Refusal | None:
-    """Where more than `max_bubble` of the step is idle, with the fewest micro-batches that would do.
-
-    `num_asked` of the `num_micro_batches` are real; what the schedule is filled up with computes nothing, and counts as idle.
-    """
+def idle_share(layout: Layout, *, num_asked: int, num_micro_batches: int) -> float:
+    """Of the whole step. `num_asked` of the `num_micro_batches` are real; what the schedule is filled up with computes nothing."""
     if layout.pp == 1:
-        return None
-    how = {"chunks": layout.pp_chunks, "schedule": layout.pp_schedule}
-    full = closed_form(layout.pp, num_micro_batches=num_micro_batches, **how)  # type: ignore[arg-type]
-    idle = 1.0 - (1.0 - full.idle_of_total) * num_asked / num_micro_batches
+        return 0.0
+    full = closed_form(layout.pp, num_micro_batches=num_micro_batches, chunks=layout.pp_chunks, schedule=layout.pp_schedule)
+    return 1.0 - (1.0 - full.idle_of_total) * num_asked / num_micro_batches
+
+
+def bubble_refusal(layout: Layout, *, num_asked: int, num_micro_batches: int, max_bubble: float) -> Refusal | None:
+    """Where more than `max_bubble` of the step is idle, with the fewest micro-batches that would do."""
+    idle = idle_share(layout, num_asked=num_asked, num_micro_batches=num_micro_batches)
     if idle <= max_bubble + 1e-12:
         return None
-    fewest = fewest_micro_batches(layout.pp, max_bubble=max_bubble, **how)  # type: ignore[arg-type]
+    fewest = fewest_micro_batches(layout.pp, max_bubble=max_bubble, chunks=layout.pp_chunks, schedule=layout.pp_schedule)
     why = f"{num_asked} micro-batches over pp = {layout.pp} idle {idle:.0%}, more than {max_bubble:.0%}: it takes {fewest}"
     return Refusal("bubble", why)

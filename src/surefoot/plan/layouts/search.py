@@ -62,11 +62,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """`layouts`, the fastest first. `rejected` has a few examples of each kind, `counts` all of them."""
+    """`layouts`, the fastest first. `rejected` has a few examples of each kind, `counts` all of them. `why`: what is most in the way."""
 
     layouts: tuple[Judged, ...]
     rejected: tuple[Rejected, ...]
     counts: Counts
+    why: str = ""
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -79,10 +80,8 @@ class Ranked:
     def best(self) -> Judged:
         """Raises PlanInfeasible where nothing can be run."""
         if not self.layouts:
-            most = max(self.counts.rejected, key=self.counts.rejected.__getitem__, default="")
-            why = next((one.reason for one in self.rejected if one.kind == most), "there are none")
-            hint = "search.smallest_change says what is nearest"
-            raise PlanInfeasible(f"none of {self.counts.considered} layouts can be run", where="layout", hint=f"{why}; {hint}")
+            hint = "take a larger batch, more devices, a larger card or a smaller model"
+            raise PlanInfeasible(f"none of {self.counts.considered} layouts can be run: {self.why}", where="layout", hint=hint)
         return self.layouts[0]
 
 
@@ -101,6 +100,12 @@ class _Tally:
 
     def told(self) -> tuple[Rejected, ...]:
         return tuple(one for kept in self.examples.values() for one in kept.values())
+
+    def commonest(self) -> str:
+        """The reason of the kind that most were rejected for; axes that are illegal say less than how far the legal ones came."""
+        kinds = [kind for kind in ("memory", "bubble") if kind in self.counts] or list(self.counts)
+        most = max(kinds, key=self.counts.__getitem__, default="")
+        return next((one.reason for one in self.examples.get(most, {}).values()), "there are none")
 
 
 def rank(
@@ -143,6 +148,7 @@ class _Search:
     prune: bool
     tally: _Tally = field(default_factory=_Tally)
     considered: int = 0
+    num_axes: int = 0  # legal ones
     ranked: int = 0
     slower: int = 0
     best: dict[tuple[int, ...], list[_Timed]] = field(default_factory=dict)
@@ -162,7 +168,16 @@ class _Search:
             self._share_out(layout, ways)
         layouts = tuple(sorted((self._record(found.layout) for found in self._fastest()), key=lambda judged: judged.step_s))
         counts = Counts(self.considered, self.ranked, self.slower, dict(self.tally.counts))
-        return Ranked(layouts, self.tally.told(), counts)
+        return Ranked(layouts, self.tally.told(), counts, self._why(num_devices))
+
+    def _why(self, num_devices: int) -> str:
+        """The batch, where it has fewer sequences than most axes that are legal otherwise have data ranks."""
+        starved, common = self.tally.counts["batch"], self.tally.commonest()
+        if starved <= self.num_axes:
+            return common
+        batch = self.model.workload.global_batch_size
+        cut = f"{starved} of {starved + self.num_axes} ways to cut {num_devices} devices"
+        return f"the batch of {batch} sequences is too small, {cut} have more data ranks than that; of the rest: {common}"
 
     def _fastest(self) -> list[_Timed]:
         return sorted((found for own in self.best.values() for found in own), key=lambda kept: kept[:2])[: self.num_ranked]
@@ -178,6 +193,7 @@ class _Search:
                 self.considered += 1
                 self.tally.add(axes, refusal)
                 continue
+            self.num_axes += 1
             ways = len(ways_to_share(axes))
             for layout in schedules_of(axes, self.limits):
                 sized = [(replace(layout, micro_batch_size=size), RECOMPUTES) for size in micro_batches_of(layout, self.model, self.limits)]

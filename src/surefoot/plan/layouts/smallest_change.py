@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -11,24 +12,24 @@ from typing import Any
 from surefoot.core.units import show_bytes
 from surefoot.plan.hardware import ACCELERATORS, Accelerator
 from surefoot.plan.layouts.calibration import Calibration
-from surefoot.plan.layouts.judge import Estimate, Judged, judge
+from surefoot.plan.layouts.judge import Estimate, Judged, idle_of, judge, step_model
 from surefoot.plan.layouts.layout_text import show_layout
 from surefoot.plan.layouts.legality import DEFAULT_LIMITS, Limits
-from surefoot.plan.layouts.search import RECOMPUTES, rank
+from surefoot.plan.layouts.search import RECOMPUTES, Ranked, divisors, rank
 from surefoot.plan.memory.implementations import SUREFOOT, Implementation
 from surefoot.plan.records import Layout, Workload
 
 AXES = ("tp", "cp", "pp", "ep", "dp_shard", "dp_replicate")
 
 MAX_GROWTH = 64
-"""Times the devices, and parts of the sequence, that are tried."""
+"""Times the devices and the batch, and parts of the sequence, that are tried."""
 
 ANY_BUBBLE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`kind`: setting, layout, bubble, node, sequence, devices, card. `what` in words; `judged` can be run."""
+    """`kind`: setting, layout, batch, bubble, node, sequence, devices, card. `what` in words; `judged` can be run."""
 
     kind: str
     what: str
@@ -60,10 +61,13 @@ class _Asked:
         )
 
     def best(self, num_devices: int) -> Judged | None:
-        found = self.rank(num_devices, num_ranked=1)
+        found = self.rank(num_devices, num_ranked=1).layouts
         return found[0] if found else None
 
-    def rank(self, num_devices: int, *, num_ranked: int) -> tuple[Judged, ...]:
+    def idle_share(self, layout: Layout) -> float:
+        return idle_of(step_model(self.workload, self.hardware, self.calibration, self.implementation), layout)
+
+    def rank(self, num_devices: int, *, num_ranked: int) -> Ranked:
         return rank(
             self.workload,
             self.hardware,
@@ -73,7 +77,7 @@ class _Asked:
             num_ranked=num_ranked,
             implementation=self.implementation,
             memory=self.memory,
-        ).layouts
+        )
 
 
 def smallest_change(
@@ -90,7 +94,8 @@ def smallest_change(
     """The smallest change of each kind that there is, the kinds in the order of how much they change.
 
     For a `layout`: one that differs in the fewest settings, then another one of as many devices. For none, or where that is not to be had:
-    a larger bubble, tp beyond a node, shorter sequences at the same tokens, more devices, a larger card. Empty where nothing helps.
+    a larger batch, a larger bubble, tp beyond a node, shorter sequences at the same tokens, more devices, a larger card. A batch is offered
+    where it has fewer sequences than some data ranks or leaves pipelines empty. Empty where nothing helps.
     """
     asked = _Asked(workload, hardware, calibration, limits, implementation, memory)
     if layout is not None:
@@ -123,7 +128,7 @@ def _near_settings(asked: _Asked, layout: Layout) -> Change | None:
 
 def _near_layout(asked: _Asked, layout: Layout) -> Change | None:
     """Of as many devices: the fewest axes changed, and those by the smallest factor."""
-    found = asked.rank(layout.num_devices, num_ranked=200)
+    found = asked.rank(layout.num_devices, num_ranked=200).layouts
     best = min(found, key=lambda judged: (_distance(judged.layout, layout), judged.step_s), default=None)
     return Change("layout", _words(best.layout, layout), best) if best is not None else None
 
@@ -146,8 +151,10 @@ def _words(one: Layout, other: Layout) -> str:
 
 def _wider(asked: _Asked, num_devices: int) -> Iterator[Change]:
     limits, work = asked.limits, asked.workload
+    yield from _larger_batch(asked, num_devices)
     if found := replace(asked, limits=replace(limits, max_bubble=ANY_BUBBLE)).best(num_devices):
-        yield Change("bubble", f"a bubble of {found.bubble.closed.idle_of_total:.0%} instead of {limits.max_bubble:.0%}", found)
+        percent = math.ceil(100.0 * asked.idle_share(found.layout))  # a bound that lets it in
+        yield Change("bubble", f"a bubble of {percent}% instead of {limits.max_bubble:.0%}", found)
     if not limits.tp_beyond_node and (found := replace(asked, limits=replace(limits, tp_beyond_node=True)).best(num_devices)):
         yield Change("node", f"tp = {found.layout.tp}, beyond a node of {asked.hardware.devices_per_node}", found)
     for parts in _powers():
@@ -165,6 +172,18 @@ def _wider(asked: _Asked, num_devices: int) -> Iterator[Change]:
         if larger and (found := replace(asked, hardware=card).best(num_devices)):
             yield Change("card", f"{card.name} with {show_bytes(card.memory_bytes)} instead of {asked.hardware.name}", found)
             break
+
+
+def _larger_batch(asked: _Asked, num_devices: int) -> Iterator[Change]:
+    """Numbers that some data ranks divide; then twice as many, and so on."""
+    batch, rejected = asked.workload.global_batch_size, asked.rank(num_devices, num_ranked=1).counts.rejected
+    if not rejected.keys() & {"batch", "bubble"}:
+        return
+    sizes = [*(size for size in divisors(num_devices) if size > batch), *(max(batch, num_devices) * times for times in _powers())]
+    for size in sizes:
+        if found := replace(asked, workload=replace(asked.workload, global_batch_size=size)).best(num_devices):
+            yield Change("batch", f"a batch of {size} sequences instead of {batch}", found)
+            return
 
 
 def _powers() -> Iterator[int]:
