@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.core.errors import PlanInfeasible
 from surefoot.parallel.pipeline import num_scheduled as as_trained
-from surefoot.plan.layouts.pipeline_schedule import check_micro_batches, closed_form, fewest_micro_batches, num_scheduled
+from surefoot.plan.layouts.pipeline_schedule import closed_form, fewest_micro_batches, num_scheduled
 from surefoot.plan.layouts.pipeline_timeline import PieceTimes, play_out, simulate
 from surefoot.plan.records import PipelineSchedule
 
@@ -96,16 +95,6 @@ def test_no_smaller_number_would_do(pp: int, chunks: int, percent: int) -> None:
     legal = [m for m in range(pp, fewest + 1) if num_scheduled(m, pp=pp, schedule="interleaved") == m]
     fitting = [m for m in legal if closed_form(pp, num_micro_batches=m, chunks=chunks).idle_of_total <= percent / 100 + 1e-9]
     assert fitting[:1] == [fewest]
-
-
-def test_illegal_numbers_are_refused_with_the_nearest() -> None:
-    with pytest.raises(PlanInfeasible, match="nearest legal: 16 or 18") as refused:
-        check_micro_batches(17, pp=8, schedule="interleaved")
-    assert refused.value.values["nearest"] == 18
-    with pytest.raises(PlanInfeasible, match="nearest legal: 8"):
-        check_micro_batches(5, pp=8, schedule="1f1b")
-    check_micro_batches(17, pp=8, schedule="1f1b")
-    check_micro_batches(5, pp=1, schedule="1f1b")
 
 
 def test_phantoms_are_counted_as_training_adds_them() -> None:

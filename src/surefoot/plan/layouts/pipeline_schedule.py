@@ -66,19 +66,3 @@ def num_scheduled(num_micro_batches: int, *, pp: int, schedule: PipelineSchedule
         while number % (number // pp):
             number += 1
     return number
-
-
-def check_micro_batches(num_micro_batches: int, *, pp: int, schedule: PipelineSchedule) -> None:
-    """Raises PlanInfeasible, with the nearest legal numbers, for one that the schedule cannot run without phantoms."""
-    if pp == 1 or num_micro_batches == num_scheduled(num_micro_batches, pp=pp, schedule=schedule):
-        return
-    more = num_scheduled(num_micro_batches, pp=pp, schedule=schedule)
-    fewer = next((m for m in range(num_micro_batches - 1, pp - 1, -1) if num_scheduled(m, pp=pp, schedule=schedule) == m), None)
-    rule = f"at least the {pp} stages" + ("" if schedule == "1f1b" else ", in equal rounds of at least as many")
-    raise PlanInfeasible(
-        f"{num_micro_batches} micro-batches are not legal with {schedule}: {rule}",
-        where="micro-batches",
-        hint=f"nearest legal: {more}" if fewer is None else f"nearest legal: {fewer} or {more}",
-        got=num_micro_batches,
-        nearest=more,
-    )
