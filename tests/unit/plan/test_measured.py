@@ -79,6 +79,7 @@ def test_shardings_have_several_names(tmp_path: Path, name: str, stage: int, sha
     ("old", "new", "match"),
     [
         ("18.69", "fast", "mfu_pct is 'fast'"),
+        ("18.69", "0.1869", "mfu_pct is 0.1869"),
         ("512,8.86B", "500,8.86B", r"tp \* pp \* cp \* dp = 512, n_gpus is 500"),
         ("h100_80gb", "h900", "'h900' is not known"),
         ("ZeRO-0", "magic", "zero_or_fsdp is 'magic'"),
@@ -91,6 +92,18 @@ def test_slips_are_named_with_their_line(tmp_path: Path, old: str, new: str, mat
     with pytest.raises(DataError, match=match) as refused:
         read_measured(path)
     assert refused.value.where == f"{path}:3"
+
+
+def test_a_share_where_per_cents_belong_is_said_to_be_one(tmp_path: Path) -> None:
+    """Beside another speed it is not read."""
+    with pytest.raises(DataError) as refused:
+        read_measured(table(tmp_path / "a.csv", ROW.replace("18.69", "1.5")))
+    assert refused.value.hint == "in per cent: write 45 for 45%"
+    (slow,) = read_measured(table(tmp_path / "b.csv", ROW.replace("18.69", "1.6")))
+    assert slow.mfu(slow.step_s) == pytest.approx(0.016)
+    header = HEADER.replace("mfu_pct", "mfu_pct,tokens_per_s_per_gpu")
+    (told,) = read_measured(table(tmp_path / "c.csv", ROW.replace("18.69", "0.45,1000"), header=header))
+    assert told.step_s == pytest.approx(256 * 4096 / (1000.0 * 512))
 
 
 def test_tables_that_say_too_little_are_refused(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from surefoot.plan.records import BF16_MASTERS, Layout, Recompute, Workload
 NEEDED = ("gpu", "n_gpus", "seq")
 SPEEDS = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
 
+LEAST_PER_CENT = 1.5
+
 ZeroStage = Literal[1, 2, 3]
 
 _STAGES: Mapping[str, ZeroStage] = {
@@ -202,9 +204,13 @@ def _layout(row: _Row) -> Layout:
 def _step_s(row: _Row, run: MeasuredRun) -> float:
     if row.has("tokens_per_s_per_gpu"):
         return run.workload.tokens_per_step / (row.number("tokens_per_s_per_gpu", 1.0) * run.layout.num_devices)
-    flops_per_s = (
-        row.number("tflops_per_gpu", 1.0) * 1e12
-        if row.has("tflops_per_gpu")
-        else row.number("mfu_pct", 1.0) / 100.0 * run.hardware.peak_flops(run.dtype)
-    )
+    flops_per_s = row.number("tflops_per_gpu", 1.0) * 1e12 if row.has("tflops_per_gpu") else _mfu(row) * run.hardware.peak_flops(run.dtype)
     return published_flops(run.workload) / (flops_per_s * run.layout.num_devices)
+
+
+def _mfu(row: _Row) -> float:
+    """A share. No run that is worth a row is below `LEAST_PER_CENT`: that is a share already."""
+    told = row.number("mfu_pct", 1.0)
+    if told <= LEAST_PER_CENT:
+        raise DataError(f"mfu_pct is {told:g}", where=row.where, hint="in per cent: write 45 for 45%", got=told)
+    return told / 100.0
