@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.cli.new_folder import new_folder, refuse_taken
 from surefoot.core.config_text import config_text
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
@@ -79,13 +80,37 @@ def points_of(sweep: Sweep) -> tuple[Point, ...]:
 
 
 def write_sweep(folder: SweepFolder, configs: Mapping[str, RunConfig]) -> None:
-    """`sweep.json` comes last: a folder that has one is whole."""
-    (folder.path / "configs").mkdir(parents=True, exist_ok=True)
-    for name, config in configs.items():
-        there = replace(config, run=replace(config.run, dir=str(folder.run_dir(name).absolute())))
-        write_atomic(folder.config_file(name), config_text(there, folder=(folder.path / "configs").absolute()))
-    record = {"format_version": FORMAT_VERSION, "kind": folder.kind, "about": folder.about, "runs": [asdict(one) for one in folder.points]}
-    write_atomic(folder.path / SWEEP_NAME, dumps(record, indent=1) + "\n")
+    """Whole or not at all: built beside its place, and what a layout cannot train is told here, not by the first run that tries."""
+    refuse_taken(folder.path, option="--out")
+    with new_folder(folder.path, option="--out") as building:
+        there = replace(folder, path=building)
+        (building / "configs").mkdir()
+        for name, config in configs.items():
+            # Paths are kept relative to the config, and both folders stand in the same place.
+            own = replace(config, run=replace(config.run, dir=str(there.run_dir(name))))
+            write_atomic(there.config_file(name), config_text(own, folder=there.config_file(name).parent))
+        _try_configs(there, configs)
+        record = {
+            "format_version": FORMAT_VERSION,
+            "kind": folder.kind,
+            "about": folder.about,
+            "runs": [asdict(one) for one in folder.points],
+        }
+        write_atomic(building / SWEEP_NAME, dumps(record, indent=1) + "\n")
+
+
+def _try_configs(folder: SweepFolder, configs: Mapping[str, RunConfig]) -> None:
+    """Of branches too, where they begin at a run of this sweep."""
+    from surefoot.config import load_config
+
+    for point in folder.points:
+        first = point.parent or point.name
+        if first not in configs:
+            continue
+        try:
+            load_config(folder.config_file(first), point.overrides)
+        except ConfigError as error:
+            raise ConfigError(f"cannot be trained: {error.what}", where=f"run {point.name}", hint=error.hint) from error
 
 
 def read_sweep(path: Path) -> SweepFolder:

@@ -64,10 +64,9 @@ def page_of(planned: Sweep, about: dict[str, Any]) -> list[str]:
     expected = f"best sizes expected by {about['law']} ({about['law_source']}), which counts N as: {about['counts']}"
     lines += ["", "every width for the steps of the base" if about["widths"] else expected]
     shared = about["flops_alone"] - about["trained_flops"]
-    lines.append(
-        f"{about['num_runs']} runs cost {about['trained_flops']:.4g} FLOPs, counted exactly; 6ND says {about['flops_6nd']:.4g} for "
-        f"the {about['flops_alone']:.4g} of all runs one by one" + (f"; shared stable phases save {shared:.3g}" if shared else "")
-    )
+    saved = f", {about['flops_alone']:.4g} if none shared a stable phase with another" if shared else ""
+    lines.append(f"{about['num_runs']} runs train {about['trained_flops']:.4g} FLOPs, counted exactly{saved}")
+    lines.append(f"for comparison, 6 N D of all runs, with nothing shared: {about['flops_6nd']:.4g}")
     if about["share_of_target"]:
         groups = "; ".join(f"{budget:.3g}: {_group_share(planned, budget, about):.2%}" for budget in about["budgets"])
         lines.append(

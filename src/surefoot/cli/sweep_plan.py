@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from surefoot.cli.console import say
-from surefoot.cli.new_folder import refuse_taken
 from surefoot.cli.sweep_fit import TRANSFER
 from surefoot.cli.sweep_folder import SweepFolder, law_of, points_of, write_sweep
+from surefoot.cli.sweep_numbers import flops, numbers, whole_numbers
 from surefoot.core.errors import ConfigError, PlanInfeasible
 from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps
 
 if TYPE_CHECKING:
-    from surefoot.plan.sweeps.sweep import Sweep, Varied
+    from surefoot.plan.sweeps.sweep import Varied
 
 
 def plan_(
@@ -55,25 +55,28 @@ def plan_(
     from surefoot.plan.sweeps.sweep import Design, design_sweep
 
     config = load_config(base, tuple(overrides or ())).config
+    flops(target, where="--target")
+    flops(max_flops, where="--max-flops")
     varied, values = _over(over)
     if widths and varied != "lr":
         raise ConfigError(
             "widths without learning rates", where="--widths", hint="what moves with the width is the best rate: add --over lr=..."
         )
     design = Design(
-        budgets=_numbers(budgets, where="--budgets"),
+        budgets=numbers(budgets, where="--budgets"),
         law=law_of(law),
         num_sizes=num_sizes if num_sizes is not None else (3 if varied else 5),
         span=span,
         varied=varied,
         values=values,
         rate_rule=("fixed" if config.model.parametrization == "mup" else "1/width") if lr_rule == "auto" else lr_rule,
-        widths=tuple(int(width) for width in _numbers(widths, where="--widths")),
+        widths=whole_numbers(widths, where="--widths"),
     )
     vocab_size, prepared_tokens = _data_of(config)
     planned = design_sweep(config, vocab_size, design)
     kind = TRANSFER if widths else varied or "isoflop"
-    about = about_of(planned, law=law, max_flops=max_flops, target=target, prepared_tokens=prepared_tokens)
+    asked = str(Path(law).absolute()) if law.endswith(".json") else law  # `sweep fit` may be asked from elsewhere
+    about = about_of(planned, law=asked, max_flops=max_flops, target=target, prepared_tokens=prepared_tokens)
     about["parametrization"] = config.model.parametrization
     if max_flops and planned.trained_flops > max_flops:
         raise PlanInfeasible(
@@ -84,7 +87,7 @@ def plan_(
             limit=max_flops,
         )
     if out is not None:
-        _write(planned, SweepFolder(out, kind, points_of(planned), about))
+        write_sweep(SweepFolder(out, kind, points_of(planned), about), {run.name: run.config for run in planned.runs if not run.parent})
     if as_json:
         say(dumps({"schema_version": 1, "kind": kind, **about, "runs": [run_told(run) for run in planned.runs]}))
         return
@@ -94,34 +97,16 @@ def plan_(
         say(f"\nwritten to {out}; train it: surefoot sweep run {out}{agreed}")
 
 
-def _write(planned: Sweep, folder: SweepFolder) -> None:
-    """What a layout cannot train is told here, not by the first run that tries."""
-    from surefoot.config import load_config
-
-    refuse_taken(folder.path, option="--out")
-    first = {run.name: run.config for run in planned.runs if not run.parent}
-    write_sweep(folder, first)
-    for name in first:
-        load_config(folder.config_file(name))
-
-
-def _numbers(text: str, *, where: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is no list of numbers", where=where, hint="separate them by commas: 1e18,2e18") from error
-
-
 def _over(text: str) -> tuple[Varied, tuple[float, ...]]:
     if not text:
         return "", ()
     name, _, values = text.partition("=")
     if name not in ("lr", "batch"):
         raise ConfigError(f"{name!r} cannot be varied", where="--over", hint="lr=1e-3,2e-3 or batch=8,16,32")
-    numbers = _numbers(values, where="--over")
-    if len(set(numbers)) < 3:
-        raise ConfigError(f"{len(set(numbers))} values of {name}", where="--over", hint="a best value lies between others: give at least 3")
-    return ("lr" if name == "lr" else "batch"), tuple(sorted(set(numbers)))
+    tried = sorted(set(numbers(values, where="--over")))
+    if len(tried) < 3:
+        raise ConfigError(f"{len(tried)} values of {name}", where="--over", hint="a best value lies between others: give at least 3")
+    return ("lr" if name == "lr" else "batch"), tuple(tried)
 
 
 def _data_of(config: RunConfig) -> tuple[int, int | None]:

@@ -11,6 +11,7 @@ from surefoot.cli.console import say
 from surefoot.cli.new_folder import refuse_taken
 from surefoot.cli.sweep_fit import PROBE
 from surefoot.cli.sweep_folder import Point, SweepFolder, write_sweep
+from surefoot.cli.sweep_numbers import amount, whole_numbers
 from surefoot.core.errors import ConfigError
 from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.strict_json import dumps
@@ -39,6 +40,8 @@ def probe_(
     from surefoot.observe.run_dir import CONFIG_NAME, require_run
     from surefoot.plan.sweeps.batch_probe import probes
 
+    amount(tokens, where="--tokens", hint="tokens of each branch, such as 4e5")
+    amount(tolerance, where="--tolerance", hint="nats per token, such as 0.01")
     require_run(run)
     refuse_taken(out, option="--out")
     config = load_config(run / CONFIG_NAME).config
@@ -46,7 +49,7 @@ def probe_(
     row = _row_at(run, step)
     batch = _batch_at(config, int(row["next_sample"]))
     seq_len = config.data.seq_len
-    planned = probes(batch=batch, lr=float(row["lr"]), seq_len=seq_len, tokens=tokens, factors=_factors(factors))
+    planned = probes(batch=batch, lr=float(row["lr"]), seq_len=seq_len, tokens=tokens, factors=whole_numbers(factors, where="--factors"))
     sizes = resolve_sizes(config.model, load_manifest(config.data.path).tokenizer.vocab_size)
     samples = planned[0].batch * planned[0].num_steps
     flops = float(samples * sizes.flops_per_sequence(seq_len))
@@ -77,13 +80,6 @@ def probe_(
     for one in planned:
         say(f"  batch {one.batch} x {seq_len} tokens, lr {one.lr:.3g}: {one.num_steps} steps")
     say(f"they cost {cost:.3g} FLOPs; train them: surefoot sweep run {out} --max-flops {cost * 1.01:.3g}")
-
-
-def _factors(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is no list of whole numbers", where="--factors", hint="1,2,4,8") from error
 
 
 def _newest_step(run: Path) -> int:

@@ -16,6 +16,7 @@ import typer
 
 from surefoot.cli.console import say
 from surefoot.cli.sweep_folder import Point, SweepFolder, read_sweep
+from surefoot.cli.sweep_numbers import flops
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, Preempted, SurefootError
 from surefoot.core.units import show_duration
@@ -35,6 +36,7 @@ def run_(
 
     Example: surefoot sweep run sweeps/first --max-flops 3e13 --jobs 2
     """
+    flops(max_flops, where="--max-flops")
     folder = read_sweep(path)
     left = [point for point in folder.points if not is_finished(folder.run_dir(point.name), num_steps=point.num_steps)]
     _agree(folder, left, max_flops=max_flops)

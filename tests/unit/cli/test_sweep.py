@@ -103,6 +103,16 @@ def test_what_is_written_down_trains_as_it_was_planned(base: Path, tmp_path: Pat
         assert starts <= set(config.checkpoint.keep_steps)
 
 
+def test_a_sweep_that_a_layout_cannot_train_leaves_no_folder(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(tmp_path.iterdir())
+    wanted = ("--budgets", "2e9,4e9", "--out", tmp_path / "sweep")
+    error = answered(capsys, "sweep", "plan", base, "parallel.tp=2", *wanted, code=2)["error"]
+    assert "cannot be trained" in error["what"]
+    assert set(tmp_path.iterdir()) == before
+    answered(capsys, "sweep", "plan", base, *wanted)
+    assert set(tmp_path.iterdir()) == before | {tmp_path / "sweep"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -111,6 +121,10 @@ def test_what_is_written_down_trains_as_it_was_planned(base: Path, tmp_path: Pat
         (["--budgets", "1e9", "--over", "width=1,2,3"], 2, "cannot be varied"),
         (["--budgets", "1e9", "--law", "chinchila-20"], 2, "did you mean chinchilla-20"),
         (["--budgets", "1e9", "--max-flops", "1e9"], 3, "the limit is 1e+09"),
+        (["--budgets", "1e9", "--max-flops", "nan"], 2, "nan is no amount"),
+        (["--budgets", "1e9", "--target", "nan"], 2, "nan is no amount"),
+        (["--widths", "nan", "--over", "lr=1,2,3"], 2, "nan is no whole number"),
+        (["--widths", "64.7", "--over", "lr=1,2,3"], 2, "64.7 is no whole number"),
     ],
 )
 def test_a_plan_that_is_none_is_refused(
@@ -123,7 +137,7 @@ def test_a_plan_that_is_none_is_refused(
 def test_nothing_is_trained_that_nobody_agreed_to(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep"
     answered(capsys, "sweep", "plan", base, "--budgets", "2e9", "--out", out)
-    for limit in ((), ("--max-flops", "1e9")):
+    for limit in ((), ("--max-flops", "1e9"), ("--max-flops", "nan")):
         assert run(["sweep", "run", str(out), *limit]) == 2
         assert "--max-flops" in capsys.readouterr().err
     assert not (out / "runs").exists()

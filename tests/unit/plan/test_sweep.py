@@ -129,6 +129,11 @@ def test_a_learning_rate_is_varied_at_every_size() -> None:
     assert len({run.name for run in runs}) == 9
 
 
+def test_rates_that_are_near_to_each_other_are_runs_of_their_own() -> None:
+    runs = designed(varied="lr", values=(1e-3, 1.0001e-3), num_sizes=1, budgets=(4e12,)).runs
+    assert sorted(run.name.split("-lr")[1] for run in runs) == ["0.001", "0.0010001"]
+
+
 def test_a_batch_is_varied_with_the_root_in_the_learning_rate_and_equal_tokens() -> None:
     runs = designed(varied="batch", values=(8.0, 16.0, 32.0), num_sizes=1, budgets=(4e12,)).runs
     assert {(run.config.train.global_batch_size, round(run.config.optimizer.lr, 6)) for run in runs} == {
@@ -179,6 +184,21 @@ def test_runs_of_a_few_steps_are_named() -> None:
     assert not designed().notes
 
 
+def test_a_sweep_that_no_law_can_be_fitted_to_says_so() -> None:
+    assert any("at least 4 sizes" in note for note in designed(num_sizes=2).notes)
+    assert any("one budget" in note for note in designed(budgets=(4e12,)).notes)
+    assert not designed(num_sizes=2, varied="lr", values=(1e-3, 2e-3, 4e-3)).notes
+
+
+def test_what_is_too_short_for_a_stable_phase_branches_off_nothing() -> None:
+    sweep = designed(budgets=(2e8, 8e8), num_sizes=1)
+    assert len({run.sizes for run in sweep.runs}) == 1
+    assert min(run.config.train.num_steps for run in sweep.runs) == 1
+    assert not any(run.parent and run.branch_step < 1 for run in sweep.runs)
+    assert all(0 not in run.config.checkpoint.keep_steps for run in sweep.runs)
+    assert any("a single one" in note for note in sweep.notes)
+
+
 @pytest.mark.parametrize(
     ("base", "changed"),
     [
@@ -189,6 +209,12 @@ def test_runs_of_a_few_steps_are_named() -> None:
         (BASE, {"budgets": (1e12, 1.1e12)}),
         (BASE, {"num_sizes": 0}),
         (BASE, {"varied": "batch", "values": (8.5,)}),
+        (BASE, {"varied": "batch", "values": (8.0, 1e300)}),
+        (BASE, {"varied": "batch", "values": (8.0, math.inf)}),
+        (BASE, {"varied": "lr", "values": (1e-3, math.inf)}),
+        (BASE, {"varied": "lr", "values": (1e-3, 1e-3)}),
+        (BASE, {"span": math.nan}),
+        (BASE, {"span": math.inf}),
         (replace(BASE, model=ModelSection(factory="a:b")), {}),
         (replace(BASE, train=replace(BASE.train, batch_ramp=((0, 8), (100, 16)))), {}),
     ],

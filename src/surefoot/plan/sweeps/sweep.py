@@ -37,7 +37,10 @@ WARMUP_SHARE = 0.1
 SAVE_EVERY_S = 600.0
 
 NEXT_BUDGET = 1.25
-"""Budgets that are nearer than this factor are one budget to the fit, which groups rows by 10%."""
+"""Budgets that are nearer than this factor may be one to the fit: it takes rows within 20% together, and whole steps are not exact."""
+
+FIT_SIZES = 4
+"""Of one budget at least, or the fit sees no minimum there: a parabola has three coefficients, and its error is wanted too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,25 @@ def design_sweep(base: RunConfig, vocab_size: int, design: Design) -> Sweep:
     short = [run for run in runs if run.config.train.num_steps < LEAST_STEPS]
     if short:
         steps = min(run.config.train.num_steps for run in short)
-        notes.append(f"{len(short)} runs have fewer than {LEAST_STEPS} steps, the shortest {steps}: take larger budgets or a smaller batch")
-    return Sweep(design, tuple(sorted(runs, key=lambda run: (bool(run.parent), -run.trained_flops))), tuple(notes))
+        shortest = "the shortest a single one, which no schedule fits into" if steps == 1 else f"the shortest {steps}"
+        notes.append(f"{len(short)} runs have fewer than {LEAST_STEPS} steps, {shortest}: take larger budgets or a smaller batch")
+    names = [run.name for run in runs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"more than one run would be {twice[0]}", where="--over, --widths", hint="give every value once")
+    return Sweep(design, tuple(sorted(runs, key=lambda run: (bool(run.parent), -run.trained_flops))), (*notes, *_unfit(design)))
+
+
+def _unfit(design: Design) -> list[str]:
+    """What keeps `sweep fit` from finding a law; a sweep may be meant for something else."""
+    if design.varied or design.widths:
+        return []
+    notes = []
+    if design.num_sizes < FIT_SIZES:
+        notes.append(f"--sizes {design.num_sizes}: a fit needs at least {FIT_SIZES} sizes for each budget, or it finds no minimum there")
+    if len(design.budgets) == 1:
+        notes.append("one budget: a fit needs at least 2 of them, and 4 to tell how well its law holds")
+    return notes
 
 
 def _check(base: RunConfig, design: Design) -> None:
@@ -129,9 +149,9 @@ def _check(base: RunConfig, design: Design) -> None:
         if high < low * NEXT_BUDGET:
             what = f"{low:.4g} and {high:.4g} are one budget to a fit"
             raise ConfigError(what, where=where, hint="take budgets a factor 1.5 or more apart")
-    if design.num_sizes < 1 or design.span < 1.0:
+    if design.num_sizes < 1 or not 1.0 <= design.span < math.inf:
         what = f"{design.num_sizes} sizes over a factor of {design.span:g}"
-        raise ConfigError(what, where="--sizes, --span", hint="at least 1 size, and a factor of 1 or more")
+        raise ConfigError(what, where="--sizes, --span", hint="at least 1 size, and a finite factor of 1 or more, such as 8")
     if base.model.factory:
         raise ConfigError(
             "how a model of model.factory is made smaller is not known", where="[model] factory", hint="sweep our own decoder"
@@ -139,7 +159,7 @@ def _check(base: RunConfig, design: Design) -> None:
     if base.train.batch_ramp:
         raise ConfigError("a batch ramp would be another share of each run", where="[train] batch_ramp", hint="leave it out of the sweep")
     for value in design.values:
-        if not value > 0 or (design.varied == "batch" and value != int(value)):
+        if not 0 < value < math.inf or (design.varied == "batch" and value != int(value)):
             raise ConfigError(f"{value:g} is no {design.varied}", where="--over", hint="--over lr=1e-3,2e-3 or --over batch=8,16,32")
 
 
@@ -197,7 +217,8 @@ def _with_value(config: RunConfig, value: float | None, design: Design) -> tuple
     if value is None:
         return config, ""
     if design.varied == "lr":
-        return replace(config, optimizer=replace(config.optimizer, lr=value)), f"-lr{value:.3g}"
+        short = f"{value:.3g}"
+        return replace(config, optimizer=replace(config.optimizer, lr=value)), f"-lr{short if float(short) == value else repr(value)}"
     batch = int(value)
     scaled = config.optimizer.lr * math.sqrt(batch / config.train.global_batch_size)
     train = replace(config.train, global_batch_size=batch, micro_batch_size=math.gcd(batch, config.train.micro_batch_size))
@@ -210,16 +231,20 @@ def _runs_of_size(tried: tuple[RunConfig, str], budgets: Sequence[float], vocab_
     sizes = resolve_sizes(config.model, vocab_size)
     samples, seq_len = config.train.global_batch_size, config.data.seq_len
     flops_per_step = samples * sizes.flops_per_sequence(seq_len)
+    if flops_per_step > 2 * budgets[0]:
+        one = f"a step of {samples:.4g} samples, {sizes.flops_per_sequence(seq_len):.3g} FLOPs each at d_model {sizes.d_model},"
+        hint = "take a smaller batch (train.global_batch_size, --over batch=...) or larger budgets"
+        raise ConfigError(f"{one} is more than all of {budgets[0]:.3g} FLOPs", where="--budgets, --over", hint=hint)
     num_steps = [max(1, round(budget / flops_per_step)) for budget in budgets]
-    warmup = min(config.schedule.warmup_steps, math.ceil(WARMUP_SHARE * num_steps[0]))
     shares = config.schedule.kind == "wsd"
     cooldowns = [_cooldown(config, steps) for steps in num_steps] if shares else [0] * len(budgets)
     starts = tuple(steps - length for steps, length in zip(num_steps, cooldowns, strict=True))
+    warmup = min(config.schedule.warmup_steps, math.ceil(WARMUP_SHARE * num_steps[0]), starts[0])
     names = [f"d{sizes.d_model}x{sizes.num_layers}-c{budget:.3g}{ending}".replace("+", "") for budget in budgets]
     last = len(budgets) - 1
     runs = []
     for index in range(last, -1, -1):
-        branches = shares and index < last
+        branches = shares and index < last and starts[index] > 0
         schedule = replace(config.schedule, warmup_steps=warmup)
         if shares:
             schedule = replace(schedule, decay_steps=cooldowns[index])
@@ -250,7 +275,7 @@ def _saves(section: CheckpointSection, *, keep_steps: tuple[int, ...]) -> Checkp
     """Where branches begin, and against an interruption every ten minutes."""
     interval_s = section.interval_s or SAVE_EVERY_S
     kept = replace(section, interval_steps=0, interval_s=interval_s, milestone_steps=0, keep_last=1)
-    return replace(kept, keep_steps=tuple(sorted(set(keep_steps))), prove=False)
+    return replace(kept, keep_steps=tuple(sorted({step for step in keep_steps if step > 0})), prove=False)
 
 
 def _cooldown(config: RunConfig, num_steps: int) -> int:
