@@ -139,23 +139,29 @@ _TABLE = (
     _nvidia(
         "b300",
         peaks={"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12, "tf32": 1125e12, "fp32": 75e12},
-        gib=262.0,
-        bandwidth=8e12,
+        gib=267.9,
+        bandwidth=7.7e12,
         link=900e9,
         fabric=100e9,
         host=55e9,
-        source="NVIDIA DGX B300 data sheet, halved where it prints sparse peaks; 288 GB less what B200 keeps; 800 Gb/s per device",
+        source=(
+            "NVIDIA HGX B300 data sheet, halved where it prints sparse peaks; 800 Gb/s per device; "
+            "memory: 275,040 MiB of nvidia-smi less 0.7 GiB, as a B200 keeps"
+        ),
     ),
     _nvidia(
         "gb300",
         peaks={"bf16": 2500e12, "fp16": 2500e12, "fp8": 5000e12, "tf32": 1250e12, "fp32": 80e12},
-        gib=262.0,
+        gib=276.8,
         bandwidth=8e12,
         link=900e9,
         fabric=100e9,
         host=200e9,
         node=72,
-        source="NVIDIA GB300 NVL72 data sheet, halved where it prints sparse peaks; one NVLink domain of 72; 800 Gb/s per device",
+        source=(
+            "NVIDIA GB300 NVL72 data sheet, halved where it prints sparse peaks; one NVLink domain of 72; 800 Gb/s per device; "
+            "memory: 284,208 MiB of nvidia-smi less 0.7 GiB, as a B200 keeps"
+        ),
     ),
     _nvidia(
         "h20",
@@ -165,7 +171,7 @@ _TABLE = (
         link=450e9,
         fabric=50e9,
         host=55e9,
-        source="NVIDIA H20 data sheet (dense); links as DGX H100",
+        source="no public data sheet: dense peaks, 96 GB and 4 TB/s as the press has them; links as DGX H100",
     ),
     _nvidia(
         "l40s",
@@ -175,17 +181,17 @@ _TABLE = (
         link=25e9,
         fabric=6.25e9,
         host=25e9,
-        source="NVIDIA L40S data sheet (dense); no NVLink: PCIe 4 x16; 400 Gb/s for a node of 8 (AWS g6e.48xlarge)",
+        source="NVIDIA L40S data sheet (dense; bf16 362.05 as printed); no NVLink: PCIe 4 x16; 400 Gb/s for a node of 8 (AWS g6e.48xlarge)",
     ),
     _nvidia(
         "a10g",
-        peaks={"bf16": 70e12, "fp16": 70e12, "tf32": 35e12, "fp32": 31.2e12},
+        peaks={"bf16": 70e12, "fp16": 70e12, "tf32": 35e12, "fp32": 35e12},
         gib=22.0,
         bandwidth=0.6e12,
         link=12e9,
         fabric=1.56e9,
         host=12e9,
-        source="NVIDIA A10G data sheet (dense); no NVLink: PCIe 4 x8; 100 Gb/s for a node of 8 (AWS g5.48xlarge)",
+        source="NVIDIA A10G data sheet of AWS (dense); no NVLink: PCIe 4, taken as 8 lanes; 100 Gb/s for a node of 8 (AWS g5.48xlarge)",
     ),
     _nvidia(
         "v100",
@@ -245,7 +251,6 @@ _ALIASES = {
     "a100-80gb": "a100",
     "a100_40gb": "a100-40gb",
     "v100-32gb": "v100",
-    "mi250": "mi250x",
 }
 
 
