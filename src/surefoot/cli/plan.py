@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from surefoot.core import strict_json
+from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
 from surefoot.plan.hardware import accelerator as accelerator_of
 from surefoot.plan.request import Aim, Cluster, Request
@@ -42,7 +43,7 @@ FailureRate = Annotated[float | None, typer.Option("--failures-per-node-day", he
 StallS = Annotated[float | None, typer.Option("--stall-s", help="How long a save blocks training [default: 1].")]
 RestartS = Annotated[float, typer.Option("--restart-s", help="From a failure to the next step.")]
 DetectionS = Annotated[float, typer.Option("--detection-s", help="How late the slowest detector speaks.")]
-Price = Annotated[float, typer.Option("--price", help="USD for a device hour.")]
+Price = Annotated[float | None, typer.Option("--price", help="USD for a device hour [default: 3; 0.05 for a core].")]
 FromRun = Annotated[Path | None, typer.Option("--from", metavar="RUN", help="Plan the rest of this run from what it has measured.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Prepared data: its vocabulary and how much there is.")]
 Textbook = Annotated[bool, typer.Option("--textbook", help="Rules of thumb, each computed again, and nothing else.")]
@@ -75,7 +76,7 @@ def plan(
     stall_s: StallS = None,
     restart_s: RestartS = 900.0,
     detection_s: DetectionS = 6 * 3600.0,
-    price: Price = 3.0,
+    price: Price = None,
     from_run: FromRun = None,
     data: DataFolder = None,
     textbook: Textbook = False,
@@ -93,7 +94,7 @@ def plan(
       surefoot plan --textbook
     """
     if textbook:
-        _textbook(json_output)
+        _textbook(json_output, out=out)
         return
     hardware = accelerator_of(accelerator or "h100")
     prepared = _prepared(data)
@@ -124,6 +125,9 @@ def plan(
     )
     request = Request(cluster, aim, layout=layout, max_bubble=max_bubble)
     if from_run is not None:
+        given = {"--gpus": gpus, "--out": out, "--measured": measured, "--data": data, "--layout": layout, "--mfu": mfu, "--batch": batch}
+        given |= {"--days": days, "--flops": flops, "--params": params, "--tokens": tokens, "--seq-len": seq_len, "--experts": experts}
+        _refuse_beside_from({name for name, value in given.items() if value})
         from surefoot.cli.plan_from_run import cluster_for, plan_from_run
 
         cluster = cluster_for(from_run, cluster, is_named=accelerator is not None)
@@ -139,9 +143,8 @@ def _plan(request: Request, law: str, *, measured: Path | None, data: Path | Non
 
     if out is not None:
         _refuse_place(out)
-    is_fit = law.endswith(".json")
     told = _report(measured)
-    made = make_plan(request, law=_law(law), calibration=told.calibration if told else None, validated=is_fit)
+    made = make_plan(request, law=_law(law), calibration=told.calibration if told else None, validated=_is_of_a_sweep(law))
     written = ""
     if out is not None:
         from surefoot.cli.plan_file import write_plan
@@ -167,6 +170,11 @@ def _law(name: str) -> ScalingLaw:
     return law(name)
 
 
+def _is_of_a_sweep(law: str) -> bool:
+    """`sweep fit` says in its fit how many runs it finished; a fit of any other table validates nothing."""
+    return law.endswith(".json") and "sweep" in strict_json.loads(Path(law).read_text(encoding="utf-8"))
+
+
 def _report(measured: Path | None) -> MeasuredReport | None:
     if measured is None:
         return None
@@ -186,6 +194,12 @@ def _prepared(data: Path | None) -> tuple[int, float] | None:
     return manifest.tokenizer.vocab_size, float(sum(source.splits["train"].tokens for source in manifest.sources.values()))
 
 
+def _refuse_beside_from(given: set[str]) -> None:
+    if given:
+        hint = "a run's size, data and layout are what they are; give what it cannot measure: --accelerator, --price, --detection-s"
+        raise ConfigError(f"{', '.join(sorted(given))} beside --from", where="--from", hint=hint)
+
+
 def _refuse_place(out: Path) -> None:
     """Before anything is computed."""
     if out.suffix not in (".toml", ".md"):
@@ -196,12 +210,18 @@ def _refuse_place(out: Path) -> None:
         raise ConfigError("its folder does not exist", where=str(out), hint=f"mkdir -p {out.parent}")
 
 
-def _textbook(json_output: bool) -> None:
+def _textbook(json_output: bool, *, out: Path | None) -> None:
     from dataclasses import asdict
 
-    from surefoot.plan.textbook.page import terminal_lines, textbook
+    from surefoot.plan.textbook.page import markdown, terminal_lines, textbook
 
-    if json_output:
+    if out is not None:
+        if out.suffix != ".md":
+            raise ConfigError("the textbook is a page", where=str(out), hint="name it textbook.md", got=out.suffix)
+        _refuse_place(out)
+        write_atomic(out, markdown())
+        typer.echo(f"wrote {out}")
+    elif json_output:
         typer.echo(strict_json.dumps({"schema_version": 1, "rows": [asdict(row) for row in textbook()]}))
     else:
         typer.echo("\n".join(terminal_lines()))

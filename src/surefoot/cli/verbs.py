@@ -23,7 +23,7 @@ VERBS: Mapping[str, Verb] = {
     "init": Verb("surefoot.cli.init:init", "Write a commented starter config."),
     "doctor": Verb("surefoot.cli.doctor:doctor", "Check that this machine can train, and say what to mend."),
     "config": Verb("surefoot.cli.config:app", "Show a config with the origin of every value."),
-    "plan": Verb("surefoot.cli.plan:plan", "What planning will do (not in this release)."),
+    "plan": Verb("surefoot.cli.plan:plan", "From a budget to a run that can be trained, with reasons."),
     "fit": Verb("surefoot.cli.fit:fit", "Fit a scaling law to a table of finished runs."),
     "simulate": Verb("surefoot.cli.simulate:simulate", "How much of a run's time stays useful on machines that fail."),
     "sweep": Verb("surefoot.cli.sweep:app", "Small runs that say what the large one should be."),

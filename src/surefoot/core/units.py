@@ -6,7 +6,7 @@ from __future__ import annotations
 def show_count(value: float) -> str:
     """1234567 -> '1.23M'."""
     for limit, suffix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
+        if abs(value) >= 0.9995 * limit:  # what would be rounded up to it
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}" if value != int(value) else str(int(value))
 

@@ -51,7 +51,7 @@ def _budget(plan: Plan) -> dict[str, Any]:
         "mfu": budget.mfu,
         "goodput": budget.goodput,
         "device_hours": budget.device_hours,
-        "cost_usd": budget.cost(plan.request.cluster.price_per_hour),
+        "cost_usd": budget.cost(plan.request.cluster.usd_per_hour),
     }
 
 
@@ -82,7 +82,7 @@ def _choice(plan: Plan) -> dict[str, Any]:
         "sizes": asdict(sizes),
         "num_parameters": sizes.num_parameters,
         "num_active_parameters": sizes.num_active_parameters,
-        "num_parameters_without_embedding": sizes.num_parameters - sizes.num_embedding_parameters,
+        "num_parameters_without_embedding": sizes.num_body_parameters,
         "seq_len": plan.model.seq_len,
         "exact_flops": cost.exact,
         "six_nd_flops": cost.six_nd,

@@ -6,12 +6,15 @@ slowly, so a first model at full goodput gives it, and the second model is the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from surefoot.core.errors import PlanInfeasible
+from surefoot.core.errors import ConfigError, PlanInfeasible
 from surefoot.plan.composed import Plan
 from surefoot.plan.failures.checkpoint_sizes import saved_bytes
+from surefoot.plan.failures.interval import SECONDS_PER_DAY
 from surefoot.plan.failures.reasons import reasons_of
 from surefoot.plan.failures.reliability import Operation, Reliability, assess
 from surefoot.plan.layouts import search
@@ -35,11 +38,25 @@ from surefoot.plan.tuning.training_choice import TrainingChoice, choose_training
 RECIPE = "recipe"
 """As a layout: the textbook's."""
 
+MOST_IDLE = 0.1
+"""Share of the devices that a given layout may leave out."""
+
+NUM_ROUNDS = 3
+"""Of model and layout, which decide each other: the MFU of the layout is that of the budget to a per cent then."""
+
 SPARES_FROM_NODES = 16
 """On fewer, a node held in reserve costs more than the failures that it shortens."""
 
 AS_FAST = 0.03
 """Relative difference of step times that says nothing: the model of throughput is off by more. The simpler layout is taken."""
+
+TIME_DOUBT = 0.02
+"""Relative difference between the time that was given and what the steps take, from which on it is said."""
+
+MUCH_ERROR = 0.3
+"""Mean relative error of a calibration on its own rows, from which on something is wrong with them."""
+
+SEVERAL_NODES = "several machines: `surefoot train` starts the ranks of one in this release; torchrun starts the same worker on more"
 
 MFU_DOUBT = 0.1
 """Relative difference between the MFU of the budget and that of the layout, from which on it is said."""
@@ -57,8 +74,9 @@ def make_plan(request: Request, *, law: Law, calibration: Calibration | None = N
     num_used = _used(request, first)
     found = _search(request, model, num_used, scale)
     share = first.goodput.value * num_used / model.budget.num_devices
-    model = choose_model(request.cluster, aim, law=law, goodput=share, mfu=aim.mfu or found.chosen.mfu)
-    found, training, work = _settled(request, model, found, num_used, scale)
+    for _ in range(NUM_ROUNDS):
+        model = choose_model(request.cluster, aim, law=law, goodput=share, mfu=aim.mfu or found.chosen.mfu)
+        found, training, work = _settled(request, model, found, num_used, scale)
     operation = _operation(request, model, found.chosen, training)
     reliability = assess(operation)
     plan = Plan(
@@ -171,20 +189,32 @@ def _operated(
         stall_s=cluster.stall_s,
         restart_s=cluster.restart_s,
         detection_s=cluster.detection_s,
-        price_per_hour=cluster.price_per_hour,
+        price_per_hour=cluster.usd_per_hour,
     )
 
 
 def _used(request: Request, first: Reliability) -> int:
     """Whole nodes, less those that are in repair on average: a run that lacks a node shrinks, so more would cost more than they save.
 
-    A layout that is given uses all devices, and so does a power of two, which no smaller number can be cut as well as.
+    A layout that is given uses what it comes to. A power of two stays whole: no smaller number can be cut as well.
     """
     num_devices, per_node = request.cluster.num_devices or 1, request.cluster.accelerator.devices_per_node
     nodes = num_devices // per_node
-    if request.layout or nodes < SPARES_FROM_NODES or num_devices & (num_devices - 1) == 0:
+    if request.layout and request.layout != RECIPE:
+        return _used_by(request.layout, num_devices)
+    if nodes < SPARES_FROM_NODES or num_devices & (num_devices - 1) == 0:
         return num_devices
     return (nodes - max(1, round(first.spares.mean_in_repair))) * per_node
+
+
+def _used_by(layout: str, num_devices: int) -> int:
+    """All devices, or the most that its axes come to, where that leaves few idle. Raises ConfigError else."""
+    for number in range(num_devices, math.floor((1.0 - MOST_IDLE) * num_devices), -1):
+        with suppress(ConfigError):
+            parse_layout(layout, num_devices=number)
+            return number
+    parse_layout(layout, num_devices=num_devices)
+    return num_devices
 
 
 def _search(request: Request, model: ModelChoice, num_used: int, scale: Calibration) -> _Found:
@@ -294,16 +324,33 @@ def _surface(model: ModelChoice) -> Surface:
     return allocation.bowl(model.frontier.law, model.law_flops).surface
 
 
+def _is_implied(request: Request) -> bool:
+    """Whether devices, days and FLOPs are all given, so that the MFU follows."""
+    aim = request.aim
+    return aim.days is not None and (aim.flops is not None or (aim.n is not None and aim.tokens is not None))
+
+
+def _time(plan: Plan) -> list[str]:
+    """Where the steps do not take the days that were given."""
+    days, takes = plan.request.aim.days, plan.run_s / SECONDS_PER_DAY
+    if days is None or abs(takes / days - 1.0) < TIME_DOUBT:
+        return []
+    verdict = "longer than there is" if takes > days else "less than there is"
+    return [f"the steps take {takes:.3g} days, not {days:g}: {verdict}, at the MFU of {plan.layout.mfu:.0%} that the layout should reach"]
+
+
 def _warnings(plan: Plan) -> list[str]:
-    budget, told = plan.model.budget, [*plan.model.frontier.warnings, *plan.training.warnings]
+    budget, told = plan.model.budget, [*_time(plan), *plan.model.frontier.warnings, *plan.training.warnings]
     if not plan.validated:
         told.append("not validated: no sweep of your own runs stands behind the law; `surefoot sweep` makes one for 5 to 7% of the budget")
-    if abs(plan.layout.mfu / budget.mfu - 1.0) > MFU_DOUBT:
-        told.append(
-            f"the budget takes an MFU of {budget.mfu:.0%}, the layout is expected to reach {plan.layout.mfu:.0%} ({plan.calibration.stamp})"
-        )
+    if not _is_implied(plan.request) and abs(plan.layout.mfu / budget.mfu - 1.0) > MFU_DOUBT:
+        told.append(f"the budget takes an MFU of {budget.mfu:.0%}, the layout is expected to reach {plan.layout.mfu:.0%} ({plan.stamp})")
+    if plan.calibration.is_measured and plan.calibration.error > MUCH_ERROR:
+        told.append(f"the measured runs are met to {plan.calibration.error:.0%} only: are their columns in the right units?")
     if plan.layout.untrainable:
         told.append(f"this layout is planned only: {plan.layout.untrainable}")
+    if plan.layout.layout.num_devices > plan.request.cluster.accelerator.devices_per_node:
+        told.append(SEVERAL_NODES)
     return [*told, *_when_a_node_is_lost(plan)]
 
 
@@ -332,14 +379,16 @@ def _reasons(plan: Plan) -> dict[str, Reason]:
         "choice.loss": Reason(f"by the surface of `{frontier.law.name}` ({frontier.law.corpus})", frontier.law.source),
         "layout": Reason(how, "every legal layout, its memory and its time of a step"),
         "layout.memory": Reason("term by term, of the fullest device", "shapes, dtypes and what the backward keeps"),
-        "layout.mfu": Reason(plan.calibration.stamp, plan.calibration.source),
+        "layout.mfu": Reason(plan.stamp, "model of throughput"),
         "layout.bubble": Reason(
             "(p - 1) / (v m) of the ideal time, (p - 1) / (v m + p - 1) of all; the schedule played out beside", "arXiv 2104.04473"
         ),
-        "layout.step_s": Reason("products, collectives that are not hidden, bubble and update", plan.calibration.stamp),
+        "layout.step_s": Reason("products, collectives that are not hidden, bubble and update", plan.stamp),
         "budget.goodput": Reason(
             f"useful share of the time {plan.goodput:.4g}, devices that are used {used}",
             "ETTR of arXiv 2410.21680",
         ),
     }
+    if plan.request.aim.mfu is None and not _is_implied(plan.request):
+        own["budget.mfu"] = Reason("what the layout is expected to reach", plan.stamp)
     return {**plan.model.reasons, **own, **plan.training.reasons, **reasons_of(plan.operation, plan.reliability)}

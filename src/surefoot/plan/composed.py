@@ -16,6 +16,9 @@ from surefoot.plan.sizing.laws import Law
 from surefoot.plan.sizing.model_choice import ModelChoice
 from surefoot.plan.tuning.training_choice import TrainingChoice, is_a_loss
 
+MEASURED_ON = ("h100", "h200", "h800", "a100", "a100-40gb")
+"""What published runs calibrate the model of throughput for; others differ in more than their data sheet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -41,6 +44,18 @@ class Plan:
     validated: bool
     warnings: tuple[str, ...]
     reasons: dict[str, Reason]
+
+    @property
+    def run_usd(self) -> float:
+        """All devices of the budget, for as long as the steps take."""
+        return self.model.budget.num_devices * self.run_s / 3600.0 * self.request.cluster.usd_per_hour
+
+    @property
+    def stamp(self) -> str:
+        """How far the step time is to be trusted."""
+        if self.calibration.is_measured or self.model.budget.accelerator.name in MEASURED_ON:
+            return self.calibration.stamp
+        return f"not calibrated, and fitted to H100 runs: for {self.model.budget.accelerator.name} it is a guess; give --measured"
 
     @property
     def promise(self) -> PlanSection:

@@ -17,6 +17,7 @@ from surefoot.plan.memory import estimate as device_memory
 from surefoot.plan.records import Reason
 from surefoot.plan.sizing.frontier import Row
 from surefoot.plan.tuning.laws import SideBySide
+from surefoot.plan.tuning.training_choice import is_a_loss
 
 WIDTH = 120
 NUM_LAYOUTS = 5
@@ -46,7 +47,12 @@ def sections_of(plan: Plan) -> list[Section]:
 
 
 def terminal_page(plan: Plan) -> str:
-    lines = [_stamp(plan)]
+    lines = []
+    for text in (_stamp(plan), *_summary(plan)):
+        lines += _wrapped(text, indent=0)
+    lines += ["", "Mind"]
+    for warning in plan.warnings:
+        lines += _wrapped(f"- {warning}", indent=2)
     for section in sections_of(plan):
         lines += ["", section.title]
         for line in section.lines:
@@ -54,9 +60,6 @@ def terminal_page(plan: Plan) -> str:
         lines += _aligned(section.head, section.rows)
         for note in section.notes:
             lines += _wrapped(note, indent=2)
-    lines += ["", "Mind"]
-    for warning in plan.warnings:
-        lines += _wrapped(f"- {warning}", indent=2)
     return "\n".join(lines)
 
 
@@ -66,7 +69,8 @@ def _wrapped(text: str, *, indent: int) -> list[str]:
 
 
 def markdown_page(plan: Plan) -> str:
-    lines = ["# Plan", "", _stamp(plan)]
+    lines = ["# Plan", "", _stamp(plan), "", *[f"- {text}" for text in _summary(plan)]]
+    lines += ["", "## Mind", "", *[f"- {warning}" for warning in plan.warnings]]
     for section in sections_of(plan):
         lines += ["", f"## {section.title}", ""]
         lines += [f"- **{line.label}**: {line.figure}" + (f" — {line.why}" if line.why else "") for line in section.lines]
@@ -75,7 +79,21 @@ def markdown_page(plan: Plan) -> str:
             lines += [f"| {' | '.join(row)} |" for row in section.rows]
         if section.notes:
             lines += ["", *[f"- {note}" for note in section.notes]]
-    return "\n".join([*lines, "", "## Mind", "", *[f"- {warning}" for warning in plan.warnings]]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _summary(plan: Plan) -> list[str]:
+    """The plan in three lines."""
+    choice, sizes, failures = plan.model.frontier.choice, plan.model.sizes, plan.reliability.failures
+    layout = show_layout(plan.layout.layout)
+    active = f" ({show_count(sizes.num_active_parameters)} active)" if sizes.num_experts else ""
+    loss = f", to a loss of {choice.loss:.3f}" if plan.promise.loss else ""
+    return [
+        f"{show_count(sizes.num_parameters)} parameters{active} on {show_count(choice.tokens)} tokens{loss}",
+        f"{plan.layout.layout.num_devices} {plan.model.budget.accelerator.name} as {layout}, MFU {plan.layout.mfu:.0%}",
+        f"{show_duration(plan.run_s)} with {failures.expected:.2g} failures expected, {plan.run_usd:,.0f} USD; a save every "
+        f"{plan.reliability.interval.steps} steps",
+    ]
 
 
 def _stamp(plan: Plan) -> str:
@@ -102,7 +120,7 @@ def _told(reason: Reason) -> str:
 
 def _budget(plan: Plan) -> Section:
     budget = plan.model.budget
-    price = plan.request.cluster.price_per_hour
+    price = plan.request.cluster.usd_per_hour
     return Section(
         "Budget",
         [
@@ -111,9 +129,9 @@ def _budget(plan: Plan) -> Section:
             ),
             Line("time", f"{budget.days:.3g} days, {show_count(budget.device_hours)} device hours", _why(plan, "budget.days")),
             Line("MFU", f"{budget.mfu:.1%} of {budget.peak_flops:.4g} FLOP/s", _why(plan, "budget.mfu")),
-            Line("goodput", f"{budget.goodput:.1%}", _why(plan, "budget.goodput")),
-            Line("FLOPs for training", f"{budget.flops:.4g}, as 6 N D {plan.model.law_flops:.4g}", _why(plan, "budget.law_flops")),
-            Line("price", f"{budget.cost(price):,.0f} USD at {price:g} an hour"),
+            Line("of it useful", f"{budget.goodput:.1%}", _why(plan, "budget.goodput")),
+            Line("FLOPs for training", f"{budget.flops:.4g}, as the law counts {plan.model.law_flops:.4g}", _why(plan, "budget.law_flops")),
+            Line("price", f"{plan.run_usd:,.0f} USD at {price:g} an hour, for the {show_duration(plan.run_s)} that the steps take"),
         ],
     )
 
@@ -125,23 +143,20 @@ def _frontier(plan: Plan) -> Section:
         low, high = frontier.n_band
         notes.append(f"N of the least loss: {show_count(frontier.best.n)}, 95% {show_count(low)} to {show_count(high)}")
     notes.append(f"a size twice the best costs {frontier.larger_by_2:.4f} nats, half of it {frontier.smaller_by_2:.4f}")
-    if frontier.extrapolation > 1:
-        notes.append(f"extrapolated {frontier.extrapolation:.3g} times beyond the last run behind the law")
     head = ("N", "tokens", "tok/N", "loss", "95%", "over best", "as good at", "serving/training", "epochs", "")
-    return Section(
-        "What the budget buys", head=head, rows=[_row(row, is_choice=row is frontier.choice) for row in frontier.rows], notes=notes
-    )
+    return Section("What the budget buys", head=head, rows=[_row(row, plan) for row in frontier.rows], notes=notes)
 
 
-def _row(row: Row, *, is_choice: bool) -> Cells:
-    marks = [text for text in ("<- choice" if is_choice else "", row.mark) if text]
+def _row(row: Row, plan: Plan) -> Cells:
+    marks = [text for text in ("<- choice" if row is plan.model.frontier.choice else "", row.mark) if text]
+    known = is_a_loss(row.loss, vocab_size=plan.model.sizes.vocab_size)
     return (
         show_count(row.n),
         show_count(row.tokens),
         f"{row.tokens_per_parameter:.3g}",
-        f"{row.loss:.4f}",
-        f"{row.loss_band[0]:.3f} to {row.loss_band[1]:.3f}" if row.loss_band else "-",
-        f"+{row.over_best:.4f}",
+        f"{row.loss:.4f}" if known else "-",
+        f"{row.loss_band[0]:.3f} to {row.loss_band[1]:.3f}" if known and row.loss_band else "-",
+        f"+{row.over_best:.4f}" if known else "-",
         f"{row.as_good_at:.2f} C",
         f"{row.serve_ratio:.2f}" if row.serve_ratio is not None else "-",
         f"{row.epochs:.2g}" if row.epochs is not None else "-",
@@ -168,7 +183,9 @@ def _choice(plan: Plan) -> Section:
             Line(
                 "tokens", f"{show_count(choice.tokens)}, {choice.tokens_per_parameter:.3g} for each parameter", _why(plan, "choice.tokens")
             ),
-            Line("loss", f"{choice.loss:.4f}", _why(plan, "choice.loss")),
+            Line(
+                "loss", f"{choice.loss:.4f}" if plan.promise.loss else "not known this far from the law's runs", _why(plan, "choice.loss")
+            ),
             Line("shape", shape, _why(plan, "choice.sizes")),
             Line("vocabulary", f"{sizes.vocab_size}", _why(plan, "choice.vocab_size")),
             Line("sequences", f"{model.seq_len} tokens", _why(plan, "choice.seq_len")),
@@ -191,7 +208,7 @@ def _training(plan: Plan) -> Section:
             ),
             Line("", _side_by_side(training.batch_laws)),
             Line("ramp", ramp, _why(plan, "training.batch_ramp")),
-            Line("steps", f"{training.num_steps:,}, {show_duration(plan.run_s)} with failures"),
+            Line("steps", f"{training.num_steps:,}, {show_duration(plan.run_s)} with failures and restarts"),
             Line("learning rate", f"{training.lr:.3g}", _why(plan, "training.lr")),
             Line("", _side_by_side(training.lr_laws)),
             Line(
@@ -210,14 +227,15 @@ def _side_by_side(found: SideBySide) -> str:
 def _layout(plan: Plan) -> Section:
     judged = plan.layout
     terms = sorted(((value, name) for name, value, _ in device_memory.told(judged.memory)), reverse=True)
-    bubble = judged.bubble.closed
+    bubble, timeline, pipelined = judged.bubble.closed, judged.bubble.played, judged.layout.pp > 1
+    played = f"; played out {timeline.idle_of_total:.1%} of all" if timeline else ""
     lines = [
         Line("layout", f"{show_layout(judged.layout)} on {judged.layout.num_devices} devices", _why(plan, "layout")),
         Line("step", f"{judged.step_s:.3g} s, MFU {judged.mfu:.1%}, {show_count(judged.tokens_per_s)} tokens/s", _why(plan, "layout.mfu")),
         Line(
             "bubble",
-            f"{bubble.idle_of_total:.1%} of all, {bubble.idle_of_ideal:.1%} of the ideal" if judged.layout.pp > 1 else "none: one stage",
-            _why(plan, "layout.bubble") if judged.layout.pp > 1 else "",
+            f"{bubble.idle_of_total:.1%} of all, {bubble.idle_of_ideal:.1%} of the ideal{played}" if pipelined else "none: one stage",
+            _why(plan, "layout.bubble") if pipelined else "",
         ),
         Line(
             "memory",
@@ -279,13 +297,14 @@ def _failures(plan: Plan) -> Section:
     found = plan.reliability
     failures, goodput, cost = found.failures, found.goodput, found.cost
     low, high = failures.band
+    held = f"{plan.num_idle} devices"
     return Section(
         "Failures",
         [
             Line(
                 "expected",
-                f"{failures.expected:.3g} ({failures.low:.3g} to {failures.high:.3g}; 95% of runs {low} to {high}), "
-                f"one in {show_duration(failures.mtbf_s)}",
+                f"{failures.expected:.3g}, one in {show_duration(failures.mtbf_s)}; {failures.low:.3g} to {failures.high:.3g} between "
+                f"published fleets, {low} to {high} with luck (95% of runs)",
                 _why(plan, "reliability.failures"),
             ),
             Line("goodput", f"{goodput.value:.2%}, 95% {goodput.band[0]:.2%} to {goodput.band[1]:.2%}", _why(plan, "reliability.goodput")),
@@ -299,6 +318,10 @@ def _failures(plan: Plan) -> Section:
                 _why(plan, "reliability.cost"),
             ),
             Line("a minute of restart", f"{cost.restart_minute_usd:,.0f} USD each time, {cost.restart_minutes_usd:,.0f} over the run"),
-            Line("spare nodes", f"{found.spares.num_nodes}", _why(plan, "reliability.spares")),
+            Line(
+                "spare nodes",
+                f"{found.spares.num_nodes} for 99% of the time; held: {held}",
+                _why(plan, "reliability.spares"),
+            ),
         ],
     )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.core.model_sizes import ModelSizes
@@ -87,13 +87,3 @@ class Reason:
 
     why: str
     source: str
-
-
-@dataclass(slots=True)
-class Reasons:
-    """Collects one `Reason` for each number of a plan, under the dotted path that JSON has it at: `choice.n`, `checkpoint.interval_s`."""
-
-    of: dict[str, Reason] = field(default_factory=dict)
-
-    def add(self, path: str, why: str, *, source: str = "arithmetic") -> None:
-        self.of[path] = Reason(why, source)

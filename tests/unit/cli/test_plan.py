@@ -12,6 +12,7 @@ import pytest
 from surefoot.cli.main import run
 from surefoot.config import load_config
 from surefoot.plan.promise import NOT_VALIDATED, promise
+from surefoot.plan.surface_record import Surface
 
 SMALL = ("--gpus", "2", "--accelerator", "cpu", "--flops", "2e13")
 
@@ -90,7 +91,7 @@ def test_bad_requests_are_told_what_is_wrong(plan: Plan, words: tuple[str, ...],
     assert told in plan("--gpus", "8", *words, code=code)
 
 
-def test_a_fit_of_ones_own_runs_validates_a_plan(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_plans_and_that_of_a_sweep_alone_validates(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ["n,tokens,loss"]
     rows += [
         f"{n:.6g},{tokens:.6g},{1.8 + 480 / n**0.35 + 2100 / tokens**0.37:.9g}"
@@ -100,9 +101,15 @@ def test_a_fit_of_ones_own_runs_validates_a_plan(plan: Plan, tmp_path: Path, cap
     (tmp_path / "runs.csv").write_text("\n".join(rows) + "\n")
     assert run(["fit", str(tmp_path / "runs.csv"), "--law", "parametric", "--json", "--draws", "20"]) == 0
     (tmp_path / "fit.json").write_text(capsys.readouterr().out)
-    answer = json.loads(plan("--gpus", "64", "--flops", "1e21", "--law", str(tmp_path / "fit.json"), "--json"))
-    assert answer["validated"] is True
-    assert not any("not validated" in warning for warning in answer["warnings"])
+    asked = ("--gpus", "64", "--flops", "1e21", "--law", str(tmp_path / "fit.json"), "--json")
+    anybody = json.loads(plan(*asked))
+    assert anybody["validated"] is False
+    assert anybody["choice"]["n"] == pytest.approx(Surface(1.8, 480, 2100, 0.35, 0.37).best_n(1e21), rel=0.01)
+    fit = json.loads((tmp_path / "fit.json").read_text())
+    (tmp_path / "fit.json").write_text(json.dumps({**fit, "sweep": {"runs": 20, "largest_flops": 1.8e20}}))
+    swept = json.loads(plan(*asked))
+    assert swept["validated"] is True
+    assert not any("not validated" in warning for warning in swept["warnings"])
 
 
 def test_the_textbook(plan: Plan) -> None:
@@ -110,3 +117,13 @@ def test_the_textbook(plan: Plan) -> None:
     rows = json.loads(plan("--textbook", "--json"))["rows"]
     assert len(rows) > 40
     assert all(row["claim"] and row["right"] and row["why"] for row in rows)
+
+
+def test_what_goes_with_nothing_is_refused(plan: Plan, tmp_path: Path) -> None:
+    assert "beside --from" in plan("--from", str(tmp_path), "--days", "3", code=2)
+    assert "--experts-per-token without" in plan("--gpus", "8", "--flops", "1e20", "--experts-per-token", "2", code=2)
+    assert "leave one of" in plan("--gpus", "8", "--flops", "1e20", "--days", "3", "--mfu", "0.3", code=2)
+    assert "write 15% as 0.15" in plan("--gpus", "8", "--flops", "1e20", "--max-bubble", "15", code=2)
+    assert "leave no time to train" in plan("--gpus", "1000", "--days", "30", "--restart-s", "1e6", code=3)
+    plan("--textbook", "--out", str(tmp_path / "rules.md"))
+    assert "# Rules of thumb" in (tmp_path / "rules.md").read_text()

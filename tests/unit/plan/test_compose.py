@@ -151,3 +151,32 @@ def test_the_json_is_strict_and_whole(flagship: Plan, small: Plan) -> None:
         assert {"tp", "pp", "cp", "ep", "dp_shard", "dp_replicate", "memory", "bubble", "mfu", "step_s"} <= answer["layout"].keys()
         assert {"interval_s", "interval_steps", "retention", "bytes"} <= answer["checkpoint"].keys()
         assert {"failures", "goodput", "cost"} <= answer["reliability"].keys()
+
+
+def test_a_plan_without_an_mfu_takes_the_time_that_there_is() -> None:
+    """The layout's own MFU is that of the budget, so the steps take the days, whatever the size of the cluster."""
+    for num_devices, days in ((64, 10.0), (1000, 30.0)):
+        plan = make_plan(Request(Cluster(accelerator("h100"), num_devices), Aim(days=days)), law=law("epoch"))
+        assert plan.run_s / 86_400 == pytest.approx(days, rel=0.02)
+        assert plan.model.budget.mfu == pytest.approx(plan.layout.mfu, rel=0.02)
+
+
+def test_where_the_days_are_not_what_the_steps_take_it_is_said_first() -> None:
+    plan = make_plan(Request(Cluster(accelerator("h100"), 1000), Aim(days=30, n=7e9, tokens=1e12)), law=law("epoch"))
+    assert "not 30" in plan.warnings[0]
+    assert plan.run_usd < 0.1 * 1000 * 30 * 24 * 3.0
+
+
+def test_the_layouts_that_are_told_are_under_the_batch_and_model_of_the_plan(flagship: Plan) -> None:
+    (same,) = [one for one in flagship.ranked.layouts if one.layout == flagship.layout.layout]
+    assert (same.step_s, same.memory) == (flagship.layout.step_s, flagship.layout.memory)
+    assert all(one.legal for one in flagship.ranked.layouts)
+    assert [one.step_s for one in flagship.ranked.layouts] == sorted(one.step_s for one in flagship.ranked.layouts)
+
+
+def test_no_plan_takes_a_layout_that_does_not_fit() -> None:
+    for num_devices, flops in ((16, 3e20), (24, 1e21), (64, 1e22), (512, 3e23)):
+        for mfu in (None, 0.6):
+            plan = make_plan(Request(Cluster(accelerator("h100"), num_devices), Aim(flops=flops, mfu=mfu)), law=law("epoch"))
+            assert plan.layout.fits
+            assert plan.layout.memory.total < plan.request.cluster.accelerator.memory_bytes

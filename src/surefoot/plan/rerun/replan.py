@@ -15,9 +15,9 @@ from surefoot.core.sections import RunConfig
 from surefoot.plan.compose import dtypes_of, program_of
 from surefoot.plan.failures.checkpoint_sizes import saved_bytes
 from surefoot.plan.failures.interval import SECONDS_PER_DAY
-from surefoot.plan.failures.rates import HIGHEST, LOWEST
+from surefoot.plan.failures.rates import LOWEST
 from surefoot.plan.failures.reasons import reasons_of
-from surefoot.plan.failures.reliability import Operation, Reliability, assess
+from surefoot.plan.failures.reliability import LEAST_SAVES, Operation, Reliability, assess
 from surefoot.plan.layouts.calibration import DEFAULT
 from surefoot.plan.layouts.judge import Judged, judge
 from surefoot.plan.records import Layout, Reason, Workload
@@ -90,7 +90,7 @@ def replan(facts: RunFacts, cluster: Cluster, *, law: Law) -> Replan:
     config, sizes, layout = facts.config, facts.sizes, facts.layout
     cluster = replace(cluster, num_devices=layout.num_devices, dtype="bf16" if config.train.precision == "bf16" else "fp32")
     work = Workload(sizes, config.data.seq_len, config.train.global_batch_size, dtypes=dtypes_of(cluster.dtype))
-    tokens = facts.pace.tokens_per_step * config.train.num_steps
+    tokens = float(_num_samples(config) * config.data.seq_len)
     cost = training_cost(sizes, tokens=tokens, seq_len=config.data.seq_len)
     n = counted(sizes, law.counts, seq_len=config.data.seq_len)
     found = frontier(law, law.cost.flops(n, tokens), wish=Wish(n=n))
@@ -122,6 +122,15 @@ def replan(facts: RunFacts, cluster: Cluster, *, law: Law) -> Replan:
     return replace(plan, warnings=tuple(_warnings(plan)), reasons=_reasons(plan))
 
 
+def _num_samples(config: RunConfig) -> int:
+    """Of the whole run, its ramp included: each batch from the first step at or after its sample."""
+    seen = 0
+    ramp = config.train.batch_ramp or ((0, config.train.global_batch_size),)
+    for _ in range(config.train.num_steps):
+        seen += next((batch for first, batch in reversed(ramp) if first <= seen), config.train.global_batch_size)
+    return seen
+
+
 def failure_rate(facts: RunFacts, cluster: Cluster) -> tuple[float, tuple[float, float]]:
     """Per node and day: the run's own failures, with the published rate weighing as one failure (a gamma prior). The band is 95% of the
     posterior, by the Wilson and Hilferty cube root."""
@@ -129,7 +138,7 @@ def failure_rate(facts: RunFacts, cluster: Cluster) -> tuple[float, tuple[float,
         return cluster.failures_per_node_day, (cluster.failures_per_node_day, cluster.failures_per_node_day)
     per_node = cluster.accelerator.devices_per_node
     nodes = (cluster.num_devices or 1) / per_node
-    prior = math.sqrt(LOWEST.on_nodes_of(per_node) * HIGHEST.on_nodes_of(per_node))
+    prior = LOWEST.on_nodes_of(per_node)
     shape = PRIOR_FAILURES + facts.num_failures
     node_days = PRIOR_FAILURES / prior + nodes * facts.observed_s / SECONDS_PER_DAY
     low, high = (_gamma_quantile(shape, deviate) for deviate in (-1.96, 1.96))
@@ -143,21 +152,21 @@ def _gamma_quantile(shape: float, deviate: float) -> float:
 
 def _operation(facts: RunFacts, cluster: Cluster, *, rate: float, remaining: int) -> Operation:
     """Of the steps that are left; of all of them where none is."""
-    step_s = facts.pace.step_s
+    step_s, num_steps = facts.pace.step_s, facts.config.train.num_steps
     return Operation(
         hardware=cluster.accelerator,
         num_devices=cluster.num_devices or 1,
         state_bytes=saved_bytes(facts.sizes.num_parameters, dtypes_of(cluster.dtype)),
         step_s=step_s,
         tokens_per_step=facts.pace.tokens_per_step,
-        total_s=(remaining or facts.config.train.num_steps) * step_s,
+        total_s=(remaining or num_steps) * step_s,
         failures_per_node_day=rate,
         stall_s=facts.pace.stall_s if facts.pace.num_saves else cluster.stall_s,
         write_s=facts.write_s,
         restart_s=facts.restarts.restart_s if facts.restarts.restart_s is not None else cluster.restart_s,
         detection_s=cluster.detection_s,
-        price_per_hour=cluster.price_per_hour,
-        least_saves=1,  # the rest of a run is no run of its own
+        price_per_hour=cluster.usd_per_hour,
+        least_saves=max(1, round(LEAST_SAVES * (remaining or num_steps) / num_steps)),  # the rest's share of a whole run's
     )
 
 
@@ -171,9 +180,10 @@ def _warnings(plan: Replan) -> list[str]:
         told.append(
             f"an MFU of {plan.mfu:.0%} is no MFU: the accelerator is not {plan.cluster.accelerator.name}; name it with --accelerator"
         )
-    interval, now = plan.reliability.interval.steps, plan.facts.config.checkpoint.interval_steps
-    if isinstance(now, int) and now and abs(now - interval) > 0.5 * interval:
-        told.append(f"checkpoint.interval_steps is {now}: by what was measured {interval} would lose the least time")
+    found, now = plan.reliability.interval, plan.facts.config.checkpoint.interval_steps
+    is_by_failures = found.young_s <= 1.1 * found.seconds
+    if is_by_failures and isinstance(now, int) and now and abs(now - found.steps) > 0.5 * found.steps:
+        told.append(f"checkpoint.interval_steps is {now}: by what was measured {found.steps} would lose the least time")
     if not plan.facts.pace.num_saves:
         told.append("no save has been measured yet: its stall is assumed")
     if plan.facts.restarts.restart_s is None:

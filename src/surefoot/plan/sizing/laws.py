@@ -121,8 +121,9 @@ class Law:
         told = [self.note] if self.note else []
         far = self.extrapolation(flops)
         if far > 1.0 and self.flops_range:
-            last = self.flops_range[1] if flops > self.flops_range[1] else self.flops_range[0]
-            told.append(f"{flops:.3g} FLOPs are {far:.3g} times beyond the last run behind `{self.name}` ({last:.3g})")
+            is_beyond = flops > self.flops_range[1]
+            place, last = ("beyond the largest", self.flops_range[1]) if is_beyond else ("below the smallest", self.flops_range[0])
+            told.append(f"{flops:.3g} FLOPs are {far:.3g} times {place} run behind `{self.name}` ({last:.3g})")
         if not self.draws:
             told.append(f"no band is known for `{self.name}`")
         return tuple(told)

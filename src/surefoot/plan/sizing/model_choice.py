@@ -50,7 +50,7 @@ class ModelChoice:
 
 def choose_model(cluster: Cluster, aim: Aim, *, law: Law, goodput: float, mfu: float | None) -> ModelChoice:
     """`mfu` replaces what was assumed, where something has been learnt since. Raises ConfigError and PlanInfeasible."""
-    ratio, given = 1.0, _given_flops(aim)
+    ratio, given = 1.0, _given_flops(aim, law)
     for _ in range(NUM_ROUNDS):
         if given is None:
             asked = budget(
@@ -59,7 +59,7 @@ def choose_model(cluster: Cluster, aim: Aim, *, law: Law, goodput: float, mfu: f
             law_flops = asked.flops / ratio
         else:
             law_flops = given
-        found = frontier(law, law_flops, wish=_wish(aim, law_flops))
+        found = frontier(law, law_flops, wish=_wish(aim, law, law_flops))
         chosen = found.choice
         seq_len = aim.seq_len or usual_seq_len(chosen.n)
         shape = _shape(chosen.n, aim, law=law, seq_len=seq_len)
@@ -87,16 +87,18 @@ def usual_vocabulary(n: float) -> int:
     return next(vocab_size for limit, vocab_size in VOCABULARIES if n < limit)
 
 
-def _given_flops(aim: Aim) -> float | None:
-    """6 N D, where it is given outright."""
+def _given_flops(aim: Aim, law: Law) -> float | None:
+    """As the law counts, 6 N D for most; where they are given outright."""
     if aim.flops is not None:
         return aim.flops
-    return 6.0 * aim.n * aim.tokens if aim.n is not None and aim.tokens is not None else None
+    return law.cost.flops(aim.n, aim.tokens) if aim.n is not None and aim.tokens is not None else None
 
 
-def _wish(aim: Aim, flops: float) -> Wish:
+def _wish(aim: Aim, law: Law, flops: float) -> Wish:
     serving = Serving(aim.served_tokens, aim.serving_cost) if aim.served_tokens else None
-    n = aim.n if aim.n is not None else (flops / (6.0 * aim.tokens) if aim.tokens is not None else None)
+    n = aim.n
+    if n is None and aim.tokens is not None:
+        n = (flops / aim.tokens - law.cost.per_token) / law.cost.per_parameter
     return Wish(serving=serving, unique_tokens=aim.unique_tokens, n=n)
 
 
@@ -107,14 +109,18 @@ def _shape(n: float, aim: Aim, *, law: Law, seq_len: int) -> Shape:
 
 
 def _reasons(aim: Aim, spent: Budget, ratio: float, shape: Shape, seq_len: int, given: float | None) -> dict[str, Reason]:
-    exact = f"causal attention over {seq_len} tokens and the head included: {ratio:.4g} times 6 N D"
+    exact = f"causal attention over {seq_len} tokens and the head included: {ratio:.4g} times what the law counts"
     reasons = dict(spent.reasons)
     reasons["budget.law_flops"] = Reason(
-        f"as laws count, 6 N D; what is executed is counted exactly, {exact}" if given is None else "as given, 6 N D", "arithmetic"
+        f"as the law counts, 6 N D for most; what is executed is counted exactly, {exact}" if given is None else "as given", "arithmetic"
     )
     reasons["choice.exact_flops"] = Reason(exact, "arithmetic")
     reasons["choice.sizes"] = Reason(shape.why, "proportions of Llama 3 and GPT-2")
-    vocabulary = "given" if aim.vocab_size else "grows with the model (arXiv 2407.13623): that of the quick start, GPT-2 or Llama 3"
+    vocabulary = (
+        "given, in multiples of 64"
+        if aim.vocab_size
+        else "grows with the model (arXiv 2407.13623): that of the quick start, GPT-2 or Llama 3"
+    )
     reasons["choice.vocab_size"] = Reason(vocabulary, "--vocab-size" if aim.vocab_size else "public models")
     reasons["choice.seq_len"] = Reason("given" if aim.seq_len else "usual for the size", "--seq-len" if aim.seq_len else "public models")
     return reasons

@@ -38,7 +38,7 @@ def published_laws() -> Mapping[str, Law]:
 def law(name: str) -> Law:
     """By name; `ratio 40` (also `ratio:40`, `ratio=40`) is 40 tokens per parameter. Raises ConfigError that lists what there is."""
     key = name.strip().lower()
-    told = re.fullmatch(r"ratio[\s:=-]*([0-9.]+(?:e[0-9]+)?)", key)
+    told = re.fullmatch(r"ratio(?:[\s:=]+|-)([0-9.]+(?:e[0-9]+)?)", key)
     if told:
         return _ratio(told.group(1))
     laws = published_laws()

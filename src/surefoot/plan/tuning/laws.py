@@ -20,7 +20,7 @@ Band = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What such laws ask of a run. `n` without embedding; `loss` is the one at its end, None where no law knows it."""
+    """What such laws ask of a run. `n` without embedding and head; `loss` is the one at its end, None where no law knows it."""
 
     n: float
     tokens: float

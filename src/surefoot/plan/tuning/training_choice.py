@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.plan.records import Reason
 from surefoot.plan.surface_record import Surface
-from surefoot.plan.tuning.batch import REACH, LegalBatch, Ramp, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps
+from surefoot.plan.tuning.batch import (
+    RAMP_REASON,
+    REACH,
+    LegalBatch,
+    Ramp,
+    above_critical,
+    batch_ramp,
+    critical_in_run,
+    legal_batches,
+    num_steps,
+)
 from surefoot.plan.tuning.laws import Run, SideBySide, batches, learning_rates, lr_for_batch
 from surefoot.plan.tuning.schedules import Schedule, propose_schedule
 
@@ -37,7 +47,7 @@ class TrainingChoice:
         told = list(self.doubts)
         if self.batch.worst_waste > 0:
             told.append(self.batch.why)
-        if not self.doubts and self.over_critical > 1.0:
+        if not self.doubts and self.over_critical > MUCH_OVER_CRITICAL:
             told.append(
                 f"the batch is {self.over_critical:.2g} times the critical one of Kaplan's law at the end of the run: tokens are wasted"
             )
@@ -115,9 +125,9 @@ def is_a_loss(loss: float, *, vocab_size: int) -> bool:
 
 
 def _run(sizes: ModelSizes, tokens: float, loss: float) -> Run:
-    """The tuning laws count without the embedding."""
+    """The tuning laws count neither embedding nor head."""
     known = loss if is_a_loss(loss, vocab_size=sizes.vocab_size) else None
-    return Run(n=float(sizes.num_active_parameters - sizes.num_embedding_parameters), tokens=tokens, loss=known)
+    return Run(n=float(sizes.num_active_parameters - sizes.num_embedding_parameters - sizes.num_head_parameters), tokens=tokens, loss=known)
 
 
 def _doubts(loss: float, vocab_size: int) -> tuple[str, ...]:
@@ -135,6 +145,6 @@ def _reasons(legal: LegalBatch, laws: SideBySide, rates: SideBySide, schedule: S
             f"{rates.reason.why}; they are {rates.disagreement:.2g} times apart; a smaller batch takes it down by its root",
             rates.reason.source,
         ),
-        "training.batch_ramp": Reason("doublings, each when the critical batch has come up to it", "Kaplan et al., arXiv 2001.08361"),
+        "training.batch_ramp": RAMP_REASON,
     }
     return reasons | {f"training.{name}": reason for name, reason in schedule.reasons.items()}
