@@ -11,7 +11,7 @@ from surefoot.cli.simulate_options import parse_restarts, parse_shares, parse_ti
 from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError
 from surefoot.plan.failures.interval import SECONDS_PER_DAY
-from surefoot.plan.failures.rates import LLAMA_3, nodes_of
+from surefoot.plan.failures.rates import HIGHEST, LOWEST, nodes_of
 from surefoot.plan.failures.scenario import Lemons, Scenario
 from surefoot.plan.hardware import accelerator as accelerator_of
 
@@ -71,7 +71,7 @@ def simulate(
     scenario = Scenario(
         num_nodes=nodes_of(gpus, devices_per_node=per_node) if gpus is not None else nodes or 0,
         total_s=days * SECONDS_PER_DAY,
-        failures_per_node_day=LLAMA_3.on_nodes_of(per_node) if failures_per_node_day is None else failures_per_node_day,
+        failures_per_node_day=LOWEST.on_nodes_of(per_node) if failures_per_node_day is None else failures_per_node_day,
         stall_s=stall_s,
         interval_s=interval_s,
         detect_s=detect_s,
@@ -85,16 +85,16 @@ def simulate(
         scenario = replace(scenario, tiers=tuple(parse_tier(text) for text in tier))
     if shares:
         scenario = replace(scenario, shares=parse_shares(shares))
-    _print_scenario(
-        scenario, rate_source="as given" if failures_per_node_day is not None else LLAMA_3.source, seed=seed, json_output=json_output
-    )
+    highest = HIGHEST.on_nodes_of(per_node) if failures_per_node_day is None else failures_per_node_day
+    source = LOWEST.source if failures_per_node_day is None else "as given"
+    _print_scenario(scenario, rate_source=source, highest_rate=highest, seed=seed, json_output=json_output)
 
 
-def _print_scenario(scenario: Scenario, *, rate_source: str, seed: int, json_output: bool) -> None:
+def _print_scenario(scenario: Scenario, *, rate_source: str, highest_rate: float, seed: int, json_output: bool) -> None:
     from surefoot.cli.simulate_page import answer_of, page_of
     from surefoot.plan.failures.simulation import simulate as drawn
 
-    answer = answer_of(scenario, drawn(scenario, seed=seed), rate_source=rate_source)
+    answer = answer_of(scenario, drawn(scenario, seed=seed), rate_source=rate_source, highest_rate=highest_rate)
     typer.echo(strict_json.dumps({"schema_version": SCHEMA_VERSION, **answer}) if json_output else "\n".join(page_of(answer, scenario)))
 
 

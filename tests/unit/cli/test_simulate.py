@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from surefoot.cli.main import run
 from surefoot.cli.simulate_options import parse_restarts, parse_shares, parse_tier
 from surefoot.core.errors import ConfigError
+from surefoot.plan.failures.reliability import Operation, assess
 from surefoot.plan.failures.scenario import Tier
+from surefoot.plan.hardware import accelerator
 
 
 def answer_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def test_every_option_reaches_the_scenario(capsys: pytest.CaptureFixture[str]) -
 def test_nodes_instead_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     by_nodes, by_devices = answer_of(capsys, "--nodes", "64"), answer_of(capsys, "--gpus", "512")
     assert by_nodes == by_devices
-    assert answer_of(capsys, "--gpus", "513")["scenario"]["num_nodes"] == 65
+    assert answer_of(capsys, "--gpus", "513")["scenario"]["num_nodes"] == 64.125
 
 
 def test_the_page_names_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +85,42 @@ def test_the_page_names_what_it_shows(capsys: pytest.CaptureFixture[str]) -> Non
     page = capsys.readouterr().out
     for words in ("goodput", "closed form", "useful", "restart", "arXiv 2407.21783", "wall time"):
         assert words in page
+
+
+def test_it_says_what_a_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+    for devices, nodes in ((1000, 125), (4, 0.5)):
+        simulated = answer_of(capsys, "--gpus", str(devices), "--stall-s", "1")
+        planned = assess(Operation(accelerator("h100"), devices, state_bytes=1e9, step_s=1.0, tokens_per_step=1e6, total_s=30 * 86_400.0))
+        assert simulated["scenario"]["num_nodes"] == nodes
+        assert simulated["mtbf_s"] == pytest.approx(planned.failures.mtbf_s)
+        assert simulated["interval_s"] == simulated["formulas"]["young_s"] == planned.interval.young_s
+        assert simulated["formulas"]["daly_s"] == planned.interval.daly_s
+        assert simulated["spares"] == asdict(planned.spares)
+    own = answer_of(capsys, "--gpus", "1000", "--failures-per-node-day", "0.1")
+    assert own["spares"]["per_node_day"] == 0.1
+    assert own["spares"]["num_nodes"] > 10
+
+
+def test_the_interval_has_its_own_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    def why(*arguments: str) -> str:
+        return str(answer_of(capsys, "--gpus", "1000", *arguments)["reasons"]["interval"]["why"])
+
+    assert why() == "sqrt(2 x 1 s x 182437 s)"
+    assert "lag" in why("--tier", "shared:every=4")
+    assert "before a tier has the last one" in why("--tier", "shared:write_s=2000")
+    assert "50 s was asked" in why("--tier", "shared:write_s=2000", "--interval-s", "50")
+    assert why("--interval-s", "50") == "as given"
+    assert "whole steps" in why("--stall-s", "0")
+    assert "whole run" in why("--days", "0.001")
+
+
+def test_a_mean_outside_its_band_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    def page(*arguments: str) -> str:
+        assert run(["simulate", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "the mean is outside" in page("--gpus", "1", "--days", "30", "--restart-s", "1e6")
+    assert "the mean is outside" not in page("--gpus", "1000")
 
 
 def test_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +142,8 @@ def test_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ("--gpus", "8", "--point", "x"),
         ("--gpus", "8", "--days", "0"),
         ("--gpus", "8", "--nodes", "1"),
+        ("--gpus", "8", "--spares", "1000000000000"),
+        ("--gpus", "8", "--evict-after", "3"),
     ],
 )
 def test_bad_usage_is_exit_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.failures.interval import daly_s, exact_share
+from surefoot.plan.failures.interval import daly_s, exact_share, young_s
 from surefoot.plan.failures.published_points import POINTS, Outcome, outcome_of
 from surefoot.plan.failures.scenario import GRADES, Grade, Lemons, Scenario, Tier, best_interval_s, first_order_share, interval_of
 from surefoot.plan.failures.simulation import Simulated, simulate
@@ -77,12 +77,20 @@ def test_classes_partition_the_time(
         detect_s=30.0,
         restart_s=restarts(restart_s),
         num_spares=num_spares,
-        lemons=Lemons(share, 10.0, 2),
+        lemons=Lemons(share, 10.0, 2 if share else 0),
         clock=clock,  # type: ignore[arg-type]
     )
     found = simulate(scenario)
     assert sum(part.value for part in found.classes.values()) == pytest.approx(1.0, abs=1e-9)
     assert all(part.band[0] >= -1e-9 for part in found.classes.values())
+
+
+def test_half_a_node_fails_half_as_often() -> None:
+    often = replace(PLAIN, num_nodes=1, failures_per_node_day=1.0)
+    whole, half = (simulate(replace(often, num_nodes=nodes)).num_failures.value for nodes in (1, 0.5))
+    assert whole / half == pytest.approx(2.0, rel=0.05)
+    of_lemons = simulate(replace(often, num_nodes=0.5, lemons=Lemons(0.5, 3.0))).num_failures.value
+    assert of_lemons == pytest.approx(half, rel=0.1)  # the only host may be a lemon
 
 
 def test_the_same_seed_draws_the_same() -> None:
@@ -95,6 +103,7 @@ def test_no_interval_nearby_keeps_more() -> None:
     scenario = replace(PLAIN, tiers=tiers, stall_s=10.0)
     best_s = best_interval_s(scenario)
     assert best_s < daly_s(10.0, scenario.mtbf_s)  # the slow tier lags by several intervals
+    assert best_interval_s(replace(scenario, tiers=ONE_TIER)) == young_s(10.0, scenario.mtbf_s)
     best = simulate(scenario).goodput.value
     for factor in (0.4, 2.5):
         assert simulate(replace(scenario, interval_s=factor * best_s)).goodput.value < best - 0.005
@@ -202,6 +211,14 @@ def test_bands_are_of_single_runs_and_of_the_mean() -> None:
         ({"interval_s": float("nan")}, "--interval-s"),
         ({"lemons": Lemons(0.5, 0.0)}, "--lemon-factor"),
         ({"num_nodes": 0}, "--gpus"),
+        ({"num_nodes": 1e12, "failures_per_node_day": 1e-11}, "--gpus"),
+        ({"failures_per_node_day": 1e-300}, "--failures-per-node-day"),
+        ({"num_spares": 10**12}, "--spares"),
+        ({"detect_s": 1e308, "restart_s": restarts(1e308)}, "--detect-s"),
+        ({"tiers": (Tier("shared", write_s=1e308),)}, "write_s"),
+        ({"lemons": Lemons(0.5, 10.0, 10**12)}, "--evict-after"),
+        ({"lemons": Lemons(0.0, 10.0, 2)}, "--lemon-share"),
+        ({"lemons": Lemons(0.5, 1e308)}, "--lemon-factor"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(change: dict[str, object], words: str) -> None:

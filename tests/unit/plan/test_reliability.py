@@ -191,10 +191,32 @@ def test_short_runs_have_a_retention(total_steps: int, interval_steps: int) -> N
 
 
 def test_spares_for_ninety_nine_per_cent() -> None:
-    assert spares_for(1.0, repair_s=DAY_S).num_nodes == 4  # P(X <= 3) = 0.981, P(X <= 4) = 0.996
-    assert spares_for(0.01, repair_s=DAY_S).num_nodes == 0
-    small, large = spares_for(0.05, repair_s=DAY_S).num_nodes, spares_for(0.05, repair_s=20 * DAY_S).num_nodes
+    assert spares_for(1.0, num_nodes=1, node_share=1.0).num_nodes == 4  # P(X <= 3) = 0.981, P(X <= 4) = 0.996
+    assert spares_for(0.01, num_nodes=1).num_nodes == 0
+    small, large = (spares_for(0.05, num_nodes=1, repair_s=days * DAY_S).num_nodes for days in (1, 20))
     assert small < large
+    assert assess(FLAGSHIP).spares.num_nodes == 3
+
+
+def test_no_more_nodes_are_in_repair_than_there_are() -> None:
+    rare, often = spares_for(1e-4, num_nodes=100, node_share=1.0), spares_for(50.0, num_nodes=100, node_share=1.0)
+    assert rare.mean_in_repair == pytest.approx(0.01, rel=1e-3)
+    assert 98.0 < often.mean_in_repair < 100.0
+
+
+@pytest.mark.parametrize("rate", [1e-12, 1.0, 50.0, 1e9])
+def test_any_rate_has_a_finite_answer(rate: float) -> None:
+    found = assess(replace(FLAGSHIP, failures_per_node_day=rate))
+    assert strict_json.loads(strict_json.dumps(answer_of(found)))
+    assert 0.0 <= found.goodput.value <= 1.0
+    assert 0.0 <= found.spares.mean_in_repair < FLAGSHIP.num_nodes
+
+
+def test_a_part_of_a_node_is_told_as_such() -> None:
+    half = replace(FLAGSHIP, num_devices=4)
+    found = assess(half)
+    assert found.failures.mtbf_s == pytest.approx(LLAMA_3.mtbf_s(4))
+    assert "on 0.5 nodes, one in 12,669" in reasons_of(half, found)["reliability.failures"].why
 
 
 def test_the_luck_of_one_run() -> None:

@@ -33,14 +33,15 @@ def availability_s(stall_s: float, mtbf_s: float, *, restart_s: float) -> float:
     return stall_s + math.sqrt(stall_s * stall_s + 2.0 * stall_s * (mtbf_s + restart_s))
 
 
-def mtbf_s(failures_per_node_day: float, *, num_nodes: int) -> float:
-    """Mean time between failures of a job that any of its nodes interrupts."""
+def mtbf_s(failures_per_node_day: float, *, num_nodes: float) -> float:
+    """Mean time between failures of a job that any of its nodes interrupts; half a node fails half as often."""
     return SECONDS_PER_DAY / (failures_per_node_day * num_nodes)
 
 
-def kept_share(interval_s: float, *, stall_s: float, mtbf_s: float, restart_s: float) -> float:
-    """Expected productive share of the time: Meta's first-order ETTR (arXiv 2410.21680). Half an interval is lost with each failure."""
-    lost = (restart_s + interval_s / 2.0) / mtbf_s
+def kept_share(interval_s: float, *, stall_s: float, mtbf_s: float, restart_s: float, lost_s: float | None = None) -> float:
+    """Expected productive share of the time: Meta's first-order ETTR (arXiv 2410.21680). `lost_s` of work, by default half an interval, is
+    lost with each failure."""
+    lost = (restart_s + (interval_s / 2.0 if lost_s is None else lost_s)) / mtbf_s
     return max(0.0, 1.0 - lost) / (1.0 + stall_s / interval_s)
 
 

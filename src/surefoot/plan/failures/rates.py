@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from surefoot.plan.failures import interval as formulas
 from surefoot.plan.failures.interval import SECONDS_PER_DAY
 
 HOURS_PER_DAY = 24.0
@@ -38,7 +39,7 @@ class FailureRate:
 
     def mtbf_s(self, num_devices: int) -> float:
         """Mean time between interruptions of a job that any of its devices interrupts."""
-        return 3600.0 * self.device_hours_per_failure / num_devices
+        return formulas.mtbf_s(self.per_node_day, num_nodes=nodes_of(num_devices, devices_per_node=self.devices_per_node))
 
 
 def observed_rate(name: str, *, num_failures: float, num_devices: int, days: float, source: str, devices_per_node: int = 8) -> FailureRate:
@@ -94,8 +95,9 @@ def expected_failures(mtbf_s: float, *, total_s: float) -> float:
     return total_s / mtbf_s
 
 
-def nodes_of(num_devices: int, *, devices_per_node: int) -> int:
-    return -(-num_devices // devices_per_node)
+def nodes_of(num_devices: int, *, devices_per_node: int) -> float:
+    """A part of a node counts as that part: what fails are devices and what belongs to each."""
+    return num_devices / devices_per_node
 
 
 def per_node_day(mtbf_s: float, *, num_nodes: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from surefoot.plan.failures.rates import HIGHEST, LOWEST
 from surefoot.plan.failures.reliability import Operation, Reliability
 from surefoot.plan.failures.retention import MARGIN
+from surefoot.plan.failures.spares import Spares
 from surefoot.plan.records import Reason
 
 
@@ -13,12 +14,23 @@ def reasons_of(operation: Operation, found: Reliability) -> dict[str, Reason]:
     return {**_of_checkpoints(operation, found), **_of_failures(operation, found)}
 
 
+def spares_reason(spares: Spares) -> Reason:
+    """The same words wherever spares are told."""
+    return Reason(
+        f"at {spares.per_node_day:.3g} per node and day, the higher rate where there are two, {spares.node_share:.0%} of it taking a node "
+        f"for {spares.repair_s / 3600.0:g} h: {spares.mean_in_repair:.2g} in repair on average, at most {spares.num_nodes} for "
+        f"{spares.probability:.0%} of the time",
+        "Poisson (C. Palm, 1943); what takes a node: arXiv 2407.21783, table 5",
+    )
+
+
 def _of_failures(operation: Operation, found: Reliability) -> dict[str, Reason]:
     failures, is_published = found.failures, operation.failures_per_node_day is None
     up_to = f"; up to {failures.per_node_day_range[1]:.3g}" if is_published else ""
+    every = f"one in {failures.mtbf_s / 3600.0:,.1f} h"
     return {
         "reliability.failures": Reason(
-            f"{failures.per_node_day:.3g} per node and day on {operation.num_nodes} nodes, one in {failures.mtbf_s / 3600.0:.3g} h{up_to}",
+            f"{failures.per_node_day:.3g} per node and day on {operation.num_nodes:.4g} nodes, {every}{up_to}",
             f"{LOWEST.source}; {HIGHEST.source}" if is_published else "as given or measured",
         ),
         "reliability.goodput": Reason(
@@ -28,11 +40,7 @@ def _of_failures(operation: Operation, found: Reliability) -> dict[str, Reason]:
             f"{operation.num_devices} devices at {operation.price_per_hour:g} USD an hour; a failure costs a restart and half an interval",
             "arithmetic",
         ),
-        "reliability.spares": Reason(
-            f"{found.spares.mean_in_repair:.2g} nodes in repair on average at the higher rate; so many are enough for "
-            f"{found.spares.probability:.0%} of the time",
-            f"Poisson (C. Palm, 1943), repair {operation.repair_s / 3600.0:g} h; what takes a node: arXiv 2407.21783, table 5",
-        ),
+        "reliability.spares": spares_reason(found.spares),
     }
 
 

@@ -1,6 +1,6 @@
 """What failures do to a run: how often to save, what to keep, which share of the time is useful, what it costs, how many nodes in reserve.
 
-Closed forms alone, so a plan has them at once; `goodput_simulation` draws what they leave out. A run's rate is a range between published
+Closed forms alone, so a plan has them at once; `simulation` draws what they leave out. A run's rate is a range between published
 fleets unless it was measured; bands hold the range and the luck of one run together. Pure.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from surefoot.plan.failures import interval as formulas
 from surefoot.plan.failures.checkpoint_sizes import CheckpointBytes, SaveTimes, checkpoint_bytes, save_times
-from surefoot.plan.failures.rates import HIGHEST, LOWEST, expected_failures, llama_3_shares, nodes_of, poisson_band
+from surefoot.plan.failures.rates import HIGHEST, LOWEST, expected_failures, nodes_of, poisson_band
 from surefoot.plan.failures.retention import Retention, retention_for
 from surefoot.plan.failures.spares import REPAIR_S, Spares, spares_for
 from surefoot.plan.hardware import Accelerator
@@ -47,7 +47,7 @@ class Operation:
     least_saves: int = LEAST_SAVES
 
     @property
-    def num_nodes(self) -> int:
+    def num_nodes(self) -> float:
         return nodes_of(self.num_devices, devices_per_node=self.hardware.devices_per_node)
 
     @property
@@ -121,7 +121,7 @@ class Reliability:
 
 
 def assess(operation: Operation) -> Reliability:
-    """Everything that follows; `reliability_reasons.reasons_of` says why each number is what it is."""
+    """Everything that follows; `reasons.reasons_of` says why each number is what it is."""
     failures = _failures(operation)
     times = save_times(
         operation.state_bytes,
@@ -142,8 +142,7 @@ def assess(operation: Operation) -> Reliability:
     )
     goodput = _goodput(operation, failures, interval)
     cost = _losses(operation, failures, interval, goodput)
-    leaving = failures.per_node_day_range[1] * operation.num_nodes * (1.0 - llama_3_shares()["process"])
-    spares = spares_for(leaving, repair_s=operation.repair_s)
+    spares = spares_for(failures.per_node_day_range[1], num_nodes=operation.num_nodes, repair_s=operation.repair_s)
     return Reliability(failures, interval, retention, size, times, goodput, cost, spares)
 
 
@@ -157,8 +156,7 @@ def _failures(operation: Operation) -> Failures:
         expected_rate = math.sqrt(low_rate * high_rate)
     else:
         low_rate = expected_rate = high_rate = given
-    nodes = operation.num_devices / per_node
-    means = [formulas.SECONDS_PER_DAY / (rate * nodes) for rate in (low_rate, expected_rate, high_rate)]
+    means = [formulas.mtbf_s(rate, num_nodes=operation.num_nodes) for rate in (low_rate, expected_rate, high_rate)]
     low, expected, high = (expected_failures(mean, total_s=operation.total_s) for mean in means)
     return Failures(
         expected=expected,

@@ -8,19 +8,18 @@ job runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from surefoot.core.errors import ConfigError
-from surefoot.plan.failures.interval import SECONDS_PER_DAY, daly_s
+from surefoot.plan.failures import interval as formulas
 from surefoot.plan.failures.rates import llama_3_shares
 from surefoot.plan.failures.spares import REPAIR_S
 
 Grade = Literal["process", "node", "large_scale"]
 Clock = Literal["wall", "productive"]
 GRADES: tuple[Grade, ...] = ("process", "node", "large_scale")
-CLOCKS: tuple[Clock, ...] = ("wall", "productive")
 
 SURVIVES: Mapping[str, tuple[Grade, ...]] = {
     "memory": ("process",),
@@ -33,6 +32,13 @@ memory of other nodes survive one node (Gemini, SOSP 2023), but not a switch or 
 
 MAX_FAILURES = 20_000
 """Of one run, on average: drawn in seconds."""
+
+LEAST_RATE, MAX_S = 1e-12, 1e12
+MAX_NODES = 10_000_000
+MAX_SPARES = 1_000
+MAX_EVICT_AFTER = 100
+MAX_LEMON_FACTOR = 1e6
+"""Of what is asked: figures stay finite, and what is kept for each run that is drawn stays small. A spare more than that is never used."""
 
 LEAST_INTERVAL_S = 1.0
 """Saves stand between whole steps, even where they cost nothing."""
@@ -65,10 +71,11 @@ class Lemons:
 class Scenario:
     """`interval_s` None: the best one. `tiers` from the fastest to the safest. `num_spares` None: always enough.
 
-    After a failure: `detect_s`, the wait for a node where none is ready, `restart_s` of its grade, `restore_s` of the tier.
+    A node of which the job has a part fails as that part. After a failure: `detect_s`, the wait for a node where none is ready, `restart_s`
+    of its grade, `restore_s` of the tier.
     """
 
-    num_nodes: int
+    num_nodes: float
     total_s: float
     failures_per_node_day: float
     stall_s: float = 1.0
@@ -84,7 +91,17 @@ class Scenario:
 
     @property
     def mtbf_s(self) -> float:
-        return SECONDS_PER_DAY / (self.failures_per_node_day * self.num_nodes)
+        return formulas.mtbf_s(self.failures_per_node_day, num_nodes=self.num_nodes)
+
+    @property
+    def num_hosts(self) -> int:
+        """Nodes that the job is on, whole or in part."""
+        return math.ceil(self.num_nodes)
+
+    @property
+    def lag(self) -> float:
+        """Intervals of which half is lost with a failure: as many as lie between two saves of the tier that survives it, on average."""
+        return sum(share * (source.every if (source := self.source_after(grade)) else 1) for grade, share in self.shares.items())
 
     def source_after(self, grade: Grade) -> Tier | None:
         """The tier with the newest whole copy after such a fault; None: back to the first step."""
@@ -98,9 +115,8 @@ class Scenario:
 
 
 def best_interval_s(scenario: Scenario) -> float:
-    """Daly's, where a fault of each grade loses half of as many intervals as lie between two saves of the tier that survives it."""
-    weight = sum(share * (source.every if (source := scenario.source_after(grade)) else 1) for grade, share in scenario.shares.items())
-    return max(daly_s(scenario.stall_s, scenario.mtbf_s / weight), scenario.least_interval_s, LEAST_INTERVAL_S)
+    """Young's, as a plan's, each failure counted as often as the tier that survives it lags."""
+    return max(formulas.young_s(scenario.stall_s, scenario.mtbf_s / scenario.lag), scenario.least_interval_s, LEAST_INTERVAL_S)
 
 
 def interval_of(scenario: Scenario) -> float:
@@ -119,37 +135,63 @@ def first_order_share(scenario: Scenario) -> float:
         source = scenario.source_after(grade)
         down_s += share * (scenario.detect_s + scenario.restart_s[grade] + (source.restore_s if source else 0.0))
         work_s += share * (source.every * interval_s / 2.0 + source.write_s if source else scenario.total_s / 2.0)
-    saving = 1.0 + scenario.stall_s / interval_s
-    if scenario.clock == "productive":
-        return max(0.0, 1.0 - work_s / scenario.mtbf_s) / saving / (1.0 + down_s / scenario.mtbf_s)
-    return max(0.0, 1.0 - (down_s + work_s) / scenario.mtbf_s) / saving
+    on_wall = scenario.clock == "wall"
+    kept = formulas.kept_share(
+        interval_s, stall_s=scenario.stall_s, mtbf_s=scenario.mtbf_s, restart_s=down_s if on_wall else 0.0, lost_s=work_s
+    )
+    return kept if on_wall else kept / (1.0 + down_s / scenario.mtbf_s)
 
 
 def check_scenario(scenario: Scenario) -> None:
     """Raises ConfigError for the first thing that cannot be simulated."""
-    above_zero = {"--gpus": scenario.num_nodes, "--days": scenario.total_s, "--failures-per-node-day": scenario.failures_per_node_day}
-    at_least_zero = {"--stall-s": scenario.stall_s, "--detect-s": scenario.detect_s, "--repair-hours": scenario.repair_s}
-    at_least_zero |= {f"--restart-s of {grade}": scenario.restart_s[grade] for grade in GRADES}
-    at_least_zero |= {"--evict-after": scenario.lemons.evict_after, "--spares": scenario.num_spares or 0}
-    above_zero["--lemon-factor"] = scenario.lemons.factor
-    if scenario.interval_s is not None:
-        above_zero["--interval-s"] = scenario.interval_s
-    for names, least, words in ((above_zero, math.ulp(0.0), "above 0"), (at_least_zero, 0.0, "of 0 or more")):
-        for option, value in names.items():
-            if not (math.isfinite(value) and value >= least):
-                raise ConfigError(f"{option} is {value:g}", where="simulate", hint=f"give a number {words}", got=value)
-    share = scenario.lemons.share
-    if not 0.0 <= share < 1.0:
-        raise ConfigError(f"--lemon-share is {share:g}", where="simulate", hint="a share of the nodes, such as 0.02", got=share)
-    if min(scenario.shares.values()) < 0 or abs(sum(scenario.shares.values()) - 1.0) > 1e-6:
-        told = ", ".join(f"{grade} {share:g}" for grade, share in scenario.shares.items())
-        raise ConfigError(f"shares of grades are {told}", where="--shares", hint="they are 0 or more and sum to 1")
+    for option, value, least, most in _bounds(scenario):
+        if not (math.isfinite(value) and least <= value <= most):
+            words = "above 0" if least > 0 else "of 0 or more"
+            upper = f", at most {most:g}" if math.isfinite(most) else ""
+            raise ConfigError(f"{option} is {value:g}", where="simulate", hint=f"give a number {words}{upper}", got=value)
+    _check_shares(scenario)
     if not scenario.tiers:
         raise ConfigError("no tier holds a checkpoint", where="--tier", hint=f"name at least one of {', '.join(SURVIVES)}")
-    if scenario.total_s / scenario.mtbf_s > MAX_FAILURES:
+    if scenario.total_s > MAX_FAILURES * scenario.mtbf_s:
         raise ConfigError(
             f"{scenario.total_s / scenario.mtbf_s:.3g} failures in one run",
             where="simulate",
             hint=f"at most {MAX_FAILURES} are drawn: simulate fewer days",
             limit=MAX_FAILURES,
         )
+
+
+def _bounds(scenario: Scenario) -> Iterator[tuple[str, float, float, float]]:
+    """Option, value, least and most."""
+    above_zero, lemons = math.ulp(0.0), scenario.lemons
+    yield "--gpus", scenario.num_nodes, above_zero, MAX_NODES
+    yield "--days", scenario.total_s, above_zero, MAX_S
+    yield "--failures-per-node-day", scenario.failures_per_node_day, LEAST_RATE, math.inf
+    yield "--stall-s", scenario.stall_s, 0.0, MAX_S
+    yield "--detect-s", scenario.detect_s, 0.0, MAX_S
+    yield "--repair-hours", scenario.repair_s, 0.0, MAX_S
+    for grade in GRADES:
+        yield f"--restart-s of {grade}", scenario.restart_s[grade], 0.0, MAX_S
+    for tier in scenario.tiers:
+        yield f"write_s of --tier {tier.kind}", tier.write_s, 0.0, MAX_S
+        yield f"restore_s of --tier {tier.kind}", tier.restore_s, 0.0, MAX_S
+    yield "--spares", scenario.num_spares or 0, 0.0, MAX_SPARES
+    yield "--evict-after", lemons.evict_after, 0.0, MAX_EVICT_AFTER
+    yield "--lemon-factor", lemons.factor, above_zero, MAX_LEMON_FACTOR
+    if scenario.interval_s is not None:
+        yield "--interval-s", scenario.interval_s, above_zero, MAX_S
+
+
+def _check_shares(scenario: Scenario) -> None:
+    share, evict_after = scenario.lemons.share, scenario.lemons.evict_after
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"--lemon-share is {share:g}", where="simulate", hint="a share of the nodes, such as 0.02", got=share)
+    if evict_after and not share:
+        raise ConfigError(
+            f"--evict-after {evict_after} without lemons",
+            where="simulate",
+            hint="say how many of the nodes: --lemon-share 0.02",
+        )
+    if min(scenario.shares.values()) < 0 or abs(sum(scenario.shares.values()) - 1.0) > 1e-6:
+        told = ", ".join(f"{grade} {share:g}" for grade, share in scenario.shares.items())
+        raise ConfigError(f"shares of grades are {told}", where="--shares", hint="they are 0 or more and sum to 1")

@@ -110,7 +110,7 @@ def _joined(parts: list[Floats]) -> Floats:
 
 def _draw(scenario: Scenario, num_runs: int, generator: np.random.Generator) -> _Runs:
     lemons = np.zeros((num_runs, max(1, scenario.lemons.evict_after)))
-    lemons[:, 0] = generator.binomial(scenario.num_nodes, scenario.lemons.share, num_runs)
+    lemons[:, 0] = generator.binomial(scenario.num_hosts, scenario.lemons.share, num_runs)
     zeros = np.zeros(num_runs)
     runs = _Runs(
         next_s=zeros.copy(),
@@ -209,10 +209,10 @@ def _replace_node(scenario: Scenario, runs: _Runs, who: Ints, generator: np.rand
 def _rate_per_s(scenario: Scenario, runs: _Runs, who: Ints) -> tuple[Floats, Floats]:
     """Of all nodes of each job, and of its lemons alone."""
     lemons = scenario.lemons
-    usual = 1.0 / (scenario.mtbf_s * scenario.num_nodes * (1.0 - lemons.share + lemons.share * lemons.factor))
+    usual = 1.0 / (scenario.mtbf_s * scenario.num_hosts * (1.0 - lemons.share + lemons.share * lemons.factor))
     num_lemons = runs.lemons[who].sum(axis=1)
     of_lemons = usual * lemons.factor * num_lemons
-    return usual * (scenario.num_nodes - num_lemons) + of_lemons, of_lemons
+    return usual * (scenario.num_hosts - num_lemons) + of_lemons, of_lemons
 
 
 def _until_next(scenario: Scenario, runs: _Runs, who: Ints, generator: np.random.Generator) -> Floats:
