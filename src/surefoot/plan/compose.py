@@ -122,7 +122,7 @@ def _settled(
         training = _training(request, model, found.chosen.layout)
         work = workload_of(request, model, global_batch_size=training.batch.batch)
         chosen = _judge(request, work, found.chosen.layout, scale)
-    again = (_judge(request, work, one.layout, scale) for one in found.ranked.layouts)
+    again = (_judge(request, work, one.layout, scale, play=False) for one in found.ranked.layouts)
     layouts = tuple(sorted((one for one in again if one.legal), key=lambda one: one.step_s))
     standard = _standard(request, work, num_used, scale)
     recipe = beside(standard, layouts[0]) if standard and layouts else None
@@ -289,8 +289,8 @@ def _cannot(layout: Layout | None, why: Sequence[str], work: Workload, request: 
     return PlanInfeasible(f"{what}: {'; '.join(why)}", where="layout", hint=hint)
 
 
-def _judge(request: Request, work: Workload, layout: Layout, scale: Calibration) -> Judged:
-    """With the batch that was made legal for it."""
+def _judge(request: Request, work: Workload, layout: Layout, scale: Calibration, *, play: bool = True) -> Judged:
+    """With the batch that was made legal for it. `play`: its schedule too, which takes some hundredths of a second."""
     return judge(
         work,
         request.cluster.accelerator,
@@ -298,6 +298,7 @@ def _judge(request: Request, work: Workload, layout: Layout, scale: Calibration)
         calibration=scale,
         limits=Limits(max_bubble=request.max_bubble),
         implementation=program_of(request.cluster),
+        play=play,
     )
 
 
@@ -368,7 +369,7 @@ def _when_a_node_is_lost(plan: Plan) -> list[str]:
 def _reasons(plan: Plan) -> dict[str, Reason]:
     frontier, layout = plan.model.frontier, plan.layout
     how = (
-        "as given"
+        "as given; ZeRO and recomputation as they are fastest, where nothing is said of them"
         if plan.request.layout
         else f"the simplest of the fastest ({AS_FAST:.0%}) among {plan.ranked.counts.considered} considered"
     )
@@ -377,7 +378,7 @@ def _reasons(plan: Plan) -> dict[str, Reason]:
         "choice.n": frontier.reason,
         "choice.tokens": Reason("what the budget leaves for that size", frontier.law.source),
         "choice.loss": Reason(f"by the surface of `{frontier.law.name}` ({frontier.law.corpus})", frontier.law.source),
-        "layout": Reason(how, "every legal layout, its memory and its time of a step"),
+        "layout": Reason(how, "--layout" if plan.request.layout else "every legal layout, its memory and its time of a step"),
         "layout.memory": Reason("term by term, of the fullest device", "shapes, dtypes and what the backward keeps"),
         "layout.mfu": Reason(plan.stamp, "model of throughput"),
         "layout.bubble": Reason(

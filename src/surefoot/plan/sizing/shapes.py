@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from surefoot.core.errors import ConfigError, PlanInfeasible
 from surefoot.core.layouts import VOCAB_MULTIPLE
@@ -68,6 +69,7 @@ class Experts:
     total: float | None = None
 
 
+@lru_cache(maxsize=256)
 def shape_for(
     n: float, *, vocab_size: int, counts: Counted = "all", experts: Experts | None = None, seq_len: int = 0, tie: bool | None = None
 ) -> Shape:
