@@ -39,6 +39,9 @@ def fit_(
         _tell_probe(folder, gathered, as_json=as_json)
         return
     answer, lines = _transfer(folder, gathered.rows) if folder.kind == TRANSFER else _fitted(folder, seed=seed)
+    if answer.get("law") in ("isoflop", "parametric"):
+        # What says that sizes were tried on this data, and how far up: a plan by this fit is validated by it.
+        answer["sweep"] = {"runs": len(gathered.rows), "largest_flops": max(row.flops for row in gathered.rows)}
     write_atomic(path / FIT_NAME, dumps({"schema_version": 1, **answer}, indent=1) + "\n")
     pace = _pace(gathered.rows)
     if as_json:
@@ -53,17 +56,17 @@ def _fitted(folder: SweepFolder, *, seed: int) -> tuple[dict[str, Any], list[str
     from surefoot.cli.fit_page import page
     from surefoot.plan.fits.answer import Question, answer_of
     from surefoot.plan.fits.table import read_table
-    from surefoot.plan.sweeps.moved import COLUMN_OF, moved, sentences
+    from surefoot.plan.sweeps.moved import COLUMN_OF, PLANNED_BY, compared
 
     table = read_table(folder.path / TABLE_NAME)
     if folder.kind != "isoflop":
         answer = answer_of(table, law=folder.kind, question=Question(seed=seed))
         return answer, page(answer)
     law = law_of(str(folder.about["law_asked"]))
-    answer = answer_of(table, law="isoflop", question=Question(count=COLUMN_OF[law.counts], seed=seed))
-    lines = [*page(answer), "", "what moved:", *(f"  {line}" for line in sentences(law, answer))]
-    rows = moved(law, answer["optima"])
-    answer["assumed"] = {"law": law.name, "counts": law.counts, "optima": [{"flops": row.flops, "n": row.n_expected} for row in rows]}
+    column = COLUMN_OF[law.counts]
+    answer = answer_of(table, law="isoflop", question=Question(count=column if column in PLANNED_BY else "n", seed=seed))
+    told, answer["assumed"] = compared(law, answer, table, seed=seed)
+    lines = [*page(answer), "", "what moved:", *(f"  {line}" for line in told)]
     try:
         surface = answer_of(table, law="parametric", question=Question(seed=seed))
     except DataError as error:

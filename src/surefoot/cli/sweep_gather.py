@@ -28,11 +28,17 @@ TABLE_NAME = "runs.csv"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run. `loss` is held out, in nats per token, after the last step; `flops` are exact, `mfu` is None without an accelerator."""
+    """One run. `loss` is held out, in nats per token, after the last step; `flops` are exact, `mfu` is None without an accelerator.
+
+    `n_body_and_head` and `n_flops_6` are N as some published laws count it: without the embedding but with the head, tied or not; and a
+    sixth of the FLOPs per token outside the head.
+    """
 
     run: str
     n: int
     n_without_embedding: int
+    n_body_and_head: int
+    n_flops_6: float
     tokens: int
     flops: float
     flops_6nd: float
@@ -177,8 +183,12 @@ def _seen(name: str, run_dir: Path, *, num_steps: int | None) -> _Seen:
 def _row(seen: _Seen, *, peak_of: Any) -> Row:
     """Samples are what the loader counted: after a branch with another batch there is no other way to know."""
     from surefoot.data.manifest import load_manifest
+    from surefoot.plan.sizing.laws import counted
 
     config, standing = seen.config, seen.standing
+    if config.model.factory:
+        what = f"its model is of {config.model.factory}, whose parameters and FLOPs are not counted here"
+        raise DataError(what, where=standing.name, hint="write its row yourself: `surefoot fit` needs n, tokens or flops, and loss")
     sizes = resolve_sizes(config.model, load_manifest(config.data.path).tokenizer.vocab_size)
     evaluated = [row for row in seen.steps if row["val_loss"] is not None and row["step"] <= standing.step]
     if not evaluated:
@@ -194,6 +204,8 @@ def _row(seen: _Seen, *, peak_of: Any) -> Row:
         run=standing.name,
         n=sizes.num_parameters,
         n_without_embedding=sizes.num_body_parameters,
+        n_body_and_head=int(counted(sizes, "without embedding")),
+        n_flops_6=counted(sizes, "flops/6", seq_len=config.data.seq_len),
         tokens=tokens,
         flops=float(num_samples * sizes.flops_per_sequence(config.data.seq_len)),
         flops_6nd=6.0 * sizes.num_parameters * tokens,

@@ -156,6 +156,11 @@ def test_finished_runs_become_rows_that_fit_reads(base: Path, tmp_path: Path, ca
     assert row["tokens"] == NUM_STEPS * BATCH * SEQ_LEN
     assert row["flops_6nd"] == 6 * row["n"] * row["tokens"]
     assert row["n"] > row["n_without_embedding"]
+    head = row["n"] - row["n_without_embedding"]  # tied
+    assert row["n_body_and_head"] - row["n_without_embedding"] == head
+    norms = 3 * 16  # which cost no matrix product, but are counted
+    whole = 6 * (row["n_flops_6"] - norms) * SEQ_LEN  # the sequence without the head, each query against every key
+    assert whole == pytest.approx(6 * SEQ_LEN * (row["n_without_embedding"] - norms) + 12 * 16 * SEQ_LEN**2)
     assert row["batch_tokens"] == BATCH * SEQ_LEN
     assert row["tokens_per_s"] == pytest.approx(BATCH * SEQ_LEN / 0.5)
     assert row["flops_per_s"] == pytest.approx(row["flops"] / (NUM_STEPS * 0.5))
@@ -202,7 +207,9 @@ def trained(sweep: Path, runs: list[Answer], *, loss_of: Callable[[float, float]
         write_steps(folder, loss=loss_of(one["n"], one["tokens"]), steps=[one["num_steps"]], lr=config.optimizer.lr, batch=BATCH)
 
 
-def test_a_trained_sweep_is_fitted_and_what_moved_is_said(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trained_sweep_is_fitted_and_what_moved_is_said(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L = 1.8 + 40 / N^0.3 + 400 / D^0.4, so N* ~ C^(4/7), where C^(1/2) was expected."""
 
     def loss_of(n: float, tokens: float) -> float:
@@ -222,12 +229,26 @@ def test_a_trained_sweep_is_fitted_and_what_moved_is_said(base: Path, tmp_path: 
         best = min(group, key=lambda run: loss_of(run["n"], run["tokens"]))
         assert 1 / 1.6 < one["n"] / best["n"] < 1.6
     assert answer["parametric"]["E"] == pytest.approx(1.8, rel=0.03)
+    assert answer["sweep"] == {"runs": len(runs), "largest_flops": max(one["flops"] for one in runs)}
+    assert json.loads((sweep / "fit.json").read_text())["sweep"] == answer["sweep"]
     assert run(["sweep", "fit", str(sweep)]) == 0
     page = capsys.readouterr().out
     assert "what moved:" in page
     assert "expected C^0.500" in page
     again = answered(capsys, "sweep", "plan", base, *family, "--budgets", "1e13", "--law", sweep / "fit.json")
     assert again["law"] == str(sweep / "fit.json")
+    monkeypatch.chdir(sweep)
+    told = answered(capsys, "sweep", "plan", base, *family, "--budgets", "1e13", "--law", "fit.json", "--out", tmp_path / "next")
+    assert told["law_asked"] == str(sweep / "fit.json")
+
+
+def test_a_run_of_a_model_of_ones_own_is_named_and_left_out(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = finished_run(tmp_path / "ours"), finished_run(tmp_path / "theirs")
+    text = (theirs / "config.toml").read_text()
+    (theirs / "config.toml").write_text(text.replace("[model]", '[model]\nfactory = "mine:model"'))
+    answer = answered(capsys, "sweep", "gather", ours, theirs)
+    assert [row["run"] for row in answer["rows"]] == ["ours"]
+    assert "mine:model" in answer["left_out"]["theirs"]
 
 
 def test_rates_over_widths_say_whether_they_transfer(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import DataSection, ModelSection, OptimizerSection, RunConfig, ScheduleSection, TrainSection
+from surefoot.plan.fits.answer import Question, answer_of
 from surefoot.plan.fits.comparing import Standing, unequal
-from surefoot.plan.sizing.laws import Law, Power, Ratio
+from surefoot.plan.fits.table import Table, read_table
+from surefoot.plan.sizing.laws import Counted, Law, Power, Ratio
 from surefoot.plan.sizing.published import law as law_named
 from surefoot.plan.sweeps.batch_probe import ProbedLoss, judge, probes
-from surefoot.plan.sweeps.moved import expected_exponent, moved, sentences
+from surefoot.plan.sweeps.moved import COLUMN_OF, compared, expected_exponent, moved, sentences
 from surefoot.plan.sweeps.proxy_sizes import at_width, proxy
 from surefoot.plan.sweeps.sweep import LEAST_STEPS, Design, Sweep, design_sweep
 from surefoot.plan.tuning.rate_transfer import TriedRate, transfer
@@ -239,6 +242,39 @@ def test_what_moved_is_said_for_each_budget_and_for_the_exponent() -> None:
     assert "right holds" in " ".join(sentences(right, answer))
     assert "outside of the band" in " ".join(sentences(Law("r", Power(1.0, 0.7), counts="all", source="", corpus=""), answer))
     assert isinstance(law_named("ratio:20").rule, Ratio)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Best sizes of sqrt(C / 120) in all parameters; the other counts are half and two thirds of those."""
+    lines = ["n,n_without_embedding,n_body_and_head,n_flops_6,tokens,flops,loss"]
+    for flops in (1e15, 4e15):
+        for factor in (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.3):
+            n = factor * math.sqrt(flops / 120)
+            loss = 3.0 - 0.05 * math.log10(flops) + 0.1 * math.log(factor) ** 2
+            lines.append(f"{n},{n / 2},{n / 2},{n / 1.5},{flops / 6 / n},{flops},{loss}")
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return read_table(path)
+
+
+@pytest.mark.parametrize(("counts", "share"), [("all", 1.0), ("body", 0.5), ("without embedding", 0.5), ("flops/6", 1 / 1.5)])
+def test_what_was_found_is_compared_in_the_count_of_the_law_that_was_assumed(table: Table, counts: Counted, share: float) -> None:
+    answer = answer_of(table, law="isoflop", question=Question(count="n"))
+    for off, words in ((1.0, "assumed holds"), (1 / share if share < 1 else 2.0, "does not hold here")):
+        told, assumed = compared(Law("assumed", Power(off * share / math.sqrt(120), 0.5), counts, source="", corpus=""), answer, table)
+        assert words in told[-1]
+        assert assumed["count"] == COLUMN_OF[counts]
+        assert [one["n_found"] / one["n"] for one in assumed["optima"]] == pytest.approx([1 / off] * 2, rel=0.02)
+    assert (counts in told[0]) == (counts != "all")
+
+
+def test_no_verdict_is_given_where_a_count_has_no_minimum(table: Table) -> None:
+    law = Law("assumed", Power(1.0, 0.5), "flops/6", source="", corpus="")
+    flat = replace(table, columns={**table.columns, "n_flops_6": tuple("1000" for _ in table.lines)})
+    told, assumed = compared(law, answer_of(table, law="isoflop"), flat)
+    assert told[0].startswith("no verdict on assumed")
+    assert (len(told), assumed["optima"]) == (1, [])
 
 
 DONE = Standing("done", "cosine", step=100, num_steps=100, lr_share=0.0)

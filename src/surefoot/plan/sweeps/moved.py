@@ -5,12 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from surefoot.plan.sizing.laws import Law
+from surefoot.core.errors import DataError
+from surefoot.plan.sizing.laws import Counted, Law
 
-COLUMN_OF = {"all": "n", "active": "n", "body": "n_without_embedding", "without embedding": "n", "flops/6": "n"}
-"""The column of a gathered table whose N is the law's, or comes nearest to it."""
+if TYPE_CHECKING:
+    from surefoot.plan.fits.table import Table
+
+COLUMN_OF: Mapping[Counted, str] = {
+    "all": "n",
+    "active": "n",  # a sweep trains no experts
+    "body": "n_without_embedding",
+    "without embedding": "n_body_and_head",
+    "flops/6": "n_flops_6",
+}
+"""The column of a gathered table whose N is the law's: what was found is compared with what was expected in one and the same count."""
+
+PLANNED_BY = ("n", "n_without_embedding")
+"""Of these columns, those that a law of one's own may be in: whoever plans by it counts a model so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +76,18 @@ def sentences(law: Law, answer: Mapping[str, Any]) -> list[str]:
         verdict = "holds" if low <= expected <= high else "does not hold here: plan with this fit, not with it"
         lines.append(f"at {at['flops']:.3g} FLOPs the band of N* is {low:.3g} to {high:.3g}, expected {expected:.3g}: {law.name} {verdict}")
     return lines
+
+
+def compared(law: Law, answer: Mapping[str, Any], table: Table, *, seed: int = 0) -> tuple[list[str], dict[str, Any]]:
+    """(sentences, what was assumed) in the N of `law`: where `answer` counts otherwise, the runs are fitted once more in that count."""
+    from surefoot.plan.fits.answer import Question, answer_of
+
+    column = COLUMN_OF[law.counts]
+    assumed: dict[str, Any] = {"law": law.name, "counts": law.counts, "count": column, "optima": []}
+    try:
+        same = answer if column == answer["count"] else answer_of(table, law="isoflop", question=Question(count=column, seed=seed))
+    except DataError as error:
+        return [f"no verdict on {law.name}, whose N is counted as: {law.counts}. In that count {error.what}"], assumed
+    assumed["optima"] = [{"flops": row.flops, "n": row.n_expected, "n_found": row.n} for row in moved(law, same["optima"])]
+    other = f"N is here what {law.name} counts ({law.counts}; column {column}), above it is column {answer['count']}"
+    return ([] if same is answer else [other]) + sentences(law, same), assumed
