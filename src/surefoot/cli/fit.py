@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from surefoot.core import strict_json
+from surefoot.core.errors import ConfigError
 
 
 class Law(StrEnum):
@@ -41,6 +42,8 @@ def fit(
     from surefoot.plan.fits.answer import Question, answer_of
     from surefoot.plan.fits.table import read_table
 
+    if plot is not None and plot.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{plot.name} is no page", where="--plot", hint=f"a plot is a page for a browser: {plot.stem or 'fit'}.html")
     question = Question(count=count, at=tuple(at or ()), drop_highest=drop_highest, num_draws=draws, seed=seed)
     runs = read_table(table)
     answer = answer_of(runs, law=law.value, question=question)

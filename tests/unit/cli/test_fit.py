@@ -101,6 +101,12 @@ def test_the_same_seed_prints_the_same(runs: Path, capsys: pytest.CaptureFixture
     assert pages[0] == pages[1] != pages[2]
 
 
+def test_a_plot_that_is_no_page_is_refused_before_anything_is_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", str(tmp_path / "gone.csv"), "--law", "isoflop", "--plot", str(tmp_path / "fit.png")]) == 2
+    assert "fit.html" in capsys.readouterr().err
+    assert not (tmp_path / "fit.png").exists()
+
+
 def test_a_plot_is_written_beside_the_page(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", str(runs), "--law", "isoflop", "--plot", str(tmp_path / "fit.html")]) == 0
     assert "N*    = " in capsys.readouterr().out

@@ -60,6 +60,17 @@ def answer(tmp_path: Path) -> Answer:
     return answered
 
 
+@pytest.mark.parametrize(("name", "unit"), [("n", 1e6), ("n", 1e9), ("tokens", 1e9)])
+def test_counts_in_millions_are_warned_about(answer: Answer, name: str, unit: float) -> None:
+    columns = isoflop_columns()
+    columns["tokens"] = [flops / (6.0 * n) for n, flops in zip(columns["n"], columns["flops"], strict=True)]
+    in_units = answer(columns, law="isoflop")
+    columns[name] = [value / unit for value in columns[name]]
+    said = [warning for warning in answer(columns, law="isoflop")["warnings"] if "counts are expected" in warning]
+    assert [warning.split()[0] for warning in said] == [name]
+    assert not any("counts are expected" in warning for warning in in_units["warnings"])
+
+
 def test_parametric_says_what_the_issue_of_a_fit_needs(answer: Answer) -> None:
     told = answer(isoflop_columns(), law="parametric", at=(1e22, 1e24))
     assert told["a"] == told["beta"] / (told["alpha"] + told["beta"])

@@ -20,6 +20,9 @@ WIDE_BAND = 4.0
 USUAL_FLOPS = (0.8, 1.25)
 """Of the FLOPs of a table over 6 N D: attention, a head that is not counted, and recomputation make up such differences."""
 
+FEW: Mapping[str, float] = {"n": 1e4, "tokens": 1e6}
+"""What the largest value of a table exceeds, however small its models: below, it is in millions or billions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -67,6 +70,10 @@ def prediction_warnings(predictions: Sequence[Mapping[str, Any]]) -> list[str]:
 def count_warnings(runs: Runs) -> list[str]:
     """Of a table that counts its N or its FLOPs in a way that misleads."""
     said = []
+    for name, values in (("n", runs.n), ("tokens", runs.tokens)):
+        if float(values.max()) < FEW[name]:
+            told = runs.count if name == "n" else name
+            said.append(f"{told} is from {values.min():.4g} to {values.max():.4g}: counts are expected, not millions or billions")
     ratio = float(np.median(runs.flops / (6.0 * runs.n * runs.tokens)))
     if not USUAL_FLOPS[0] <= ratio <= USUAL_FLOPS[1]:
         said.append(f"flops are {ratio:.3g} times 6 N D with N = {runs.count}: predictions take C = 6 N D")

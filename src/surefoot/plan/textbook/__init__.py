@@ -1,1 +1,1 @@
-"""Rules of thumb, each computed again by the functions that plans use."""
+"""Rules of thumb, each computed again, where a plan has the figure by the functions that plans use."""

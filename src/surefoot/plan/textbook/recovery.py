@@ -8,6 +8,7 @@ from surefoot.plan.failures.rates import LLAMA_3
 from surefoot.plan.failures.retention import retention_for
 from surefoot.plan.hardware import accelerator
 from surefoot.plan.records import BF16_MASTERS
+from surefoot.plan.sizing.budget import budget
 from surefoot.plan.textbook.row import Row, gigabytes, short
 from surefoot.plan.tuning.batch import legal_batches
 
@@ -27,7 +28,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def device_hours(n: float, *, tokens: float) -> float:
-    return 6.0 * n * tokens / (_H100.peak_flops() * _MFU) / 3600.0
+    return budget(_H100, num_devices=1, flops=6.0 * n * tokens, mfu=_MFU).device_hours
 
 
 def _failures() -> Row:
