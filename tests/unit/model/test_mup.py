@@ -83,6 +83,18 @@ def test_they_move_them_more_the_wider_the_model_without_it() -> None:
     assert min(found.values()) > 0.5, found
 
 
+def test_gradients_fall_with_the_width_and_stay_far_above_the_eps_of_adam() -> None:
+    tokens_BS = torch.randint(VOCAB, (8, 17), generator=torch.Generator().manual_seed(3))
+    least = {}
+    for width in (WIDTHS[0], WIDTHS[-1]):
+        model = made(at_width(width))
+        torch.autograd.backward(F.cross_entropy(logits_of(model, tokens_BS[:, :-1]).flatten(0, 1), tokens_BS[:, 1:].flatten()))
+        inside = [parameter.grad for name, parameter in model.named_parameters() if grows_with_width(name)]
+        least[width] = min(float(grad.square().mean().sqrt()) for grad in inside if grad is not None)
+    assert least[64] > 2 * least[512]
+    assert least[512] > 100 * LR.eps
+
+
 def test_at_its_base_width_it_is_the_standard_parametrization_bit_for_bit() -> None:
     tokens_BS = torch.arange(32).reshape(2, 16)
     ours, theirs = made(BASE), made(standard(BASE))
