@@ -10,9 +10,9 @@ With m = d_model / mup_base_width, against the standard parametrization at the b
 The weight decay of AdamW is multiplied by the rate, so the factor m keeps what a step forgets the same at every width; the authors' own
 optimizer does so too. A tied head and one of its own are scaled alike: the factor stands in the forward, not in a matrix.
 
-Adam's eps stays as it is. Gradients fall about as 1 / m, so eps grows beside them. In the model of the tests at width 512, 8 times its base,
-the matrix with the least of them has a root mean square of 6e-6 at the first step and 9e-5 after four: the default of 1e-8 is 0.2% and 0.01%
-of that, and changes nothing. Far wider models want a smaller `optimizer.eps` (Everett et al., arXiv 2407.05872).
+Adam's eps stays as it is. Gradients fall about as 1 / m, so eps grows beside them. In the model of the tests at width 512, 8 times its
+base, the matrix with the least of them has a root mean square of 6e-6 at the first step and 9e-5 after four: the default of 1e-8 is 0.2%
+and 0.01% of that. Far wider models want a smaller `optimizer.eps` (Everett et al., arXiv 2407.05872).
 """
 
 from __future__ import annotations
