@@ -41,7 +41,7 @@ RECIPE = "recipe"
 MOST_IDLE = 0.1
 """Share of the devices that a given layout may leave out."""
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
 """Of model and layout, which decide each other: the MFU of the layout is that of the budget to a per cent then."""
 
 SPARES_FROM_NODES = 16
@@ -77,6 +77,7 @@ def make_plan(request: Request, *, law: Law, calibration: Calibration | None = N
     for _ in range(NUM_ROUNDS):
         model = choose_model(request.cluster, aim, law=law, goodput=share, mfu=aim.mfu or found.chosen.mfu)
         found, training, work = _settled(request, model, found, num_used, scale)
+    found = _told(request, work, found, num_used, scale)
     operation = _operation(request, model, found.chosen, training)
     reliability = assess(operation)
     plan = Plan(
@@ -113,7 +114,7 @@ class _Found:
 def _settled(
     request: Request, model: ModelChoice, found: _Found, num_used: int, scale: Calibration
 ) -> tuple[_Found, TrainingChoice, Workload]:
-    """The layouts of the search under the model and the batch that are the plan's; searched anew where the chosen one no longer fits."""
+    """The chosen layout under the model and the batch that are the plan's; searched anew where it no longer fits."""
     training = _training(request, model, found.chosen.layout)
     work = workload_of(request, model, global_batch_size=training.batch.batch)
     chosen = _judge(request, work, found.chosen.layout, scale)
@@ -122,11 +123,17 @@ def _settled(
         training = _training(request, model, found.chosen.layout)
         work = workload_of(request, model, global_batch_size=training.batch.batch)
         chosen = _judge(request, work, found.chosen.layout, scale)
-    again = (_judge(request, work, one.layout, scale, play=False) for one in found.ranked.layouts)
+    return replace(found, chosen=chosen), training, work
+
+
+def _told(request: Request, work: Workload, found: _Found, num_used: int, scale: Calibration) -> _Found:
+    """The other layouts under the same model and batch as the chosen one."""
+    again = (_judge(request, work, one.layout, scale) for one in found.ranked.layouts)
     layouts = tuple(sorted((one for one in again if one.legal), key=lambda one: one.step_s))
     standard = _standard(request, work, num_used, scale)
-    recipe = beside(standard, layouts[0]) if standard and layouts else None
-    return _Found(replace(found.ranked, layouts=layouts), chosen, recipe), training, work
+    return replace(
+        found, ranked=replace(found.ranked, layouts=layouts), recipe=beside(standard, layouts[0]) if standard and layouts else None
+    )
 
 
 def _refuse_hopeless(first: Reliability, request: Request) -> None:
@@ -222,20 +229,19 @@ def _search(request: Request, model: ModelChoice, num_used: int, scale: Calibrat
     work = workload_of(request, model, global_batch_size=_wished(request, model, num_used))
     cluster, limits, program = request.cluster, Limits(max_bubble=request.max_bubble), program_of(request.cluster)
     ranked = search.rank(work, cluster.accelerator, num_used, calibration=scale, limits=limits, implementation=program)
-    standard = _standard(request, work, num_used, scale)
-    recipe = beside(standard, ranked.layouts[0]) if standard and ranked.layouts else None
-    chosen = _given(request, work, standard, num_used, scale) if request.layout else _best(ranked, work, request, num_used)
-    return _Found(ranked, chosen, recipe)
+    chosen = _given(request, work, num_used, scale) if request.layout else _best(ranked, work, request, num_used)
+    return _Found(ranked, chosen, None)
 
 
-def _given(request: Request, work: Workload, standard: Judged | None, num_used: int, scale: Calibration) -> Judged:
+def _given(request: Request, work: Workload, num_used: int, scale: Calibration) -> Judged:
     """What is not said of ZeRO and recomputation is chosen. A bubble above the bound is the person's own wish."""
     if request.layout == RECIPE:
+        standard = _standard(request, work, num_used, scale)
         if standard is None:
             raise _cannot(None, ["the textbook's layout fits with no number of stages"], work, request, num_used)
         return standard
     told = parse_layout(request.layout, num_devices=num_used)
-    variants = [_judge(request, work, one, scale) for one in completions(told, said=said_in(request.layout))]
+    variants = [_judge(request, work, one, scale, play=False) for one in completions(told, said=said_in(request.layout))]
     fitting = [one for one in variants if all(refusal.kind == "bubble" for refusal in one.refusals)]
     if not fitting:
         raise _cannot(told, [refusal.why for refusal in variants[0].refusals], work, request, num_used)
@@ -251,17 +257,12 @@ def _wished(request: Request, model: ModelChoice, num_used: int) -> int:
 
 def _standard(request: Request, work: Workload, num_used: int, scale: Calibration) -> Judged | None:
     """None where the textbook has no answer."""
+    limits, program = Limits(max_bubble=request.max_bubble), program_of(request.cluster)
     try:
-        return recipe_layout(
-            work,
-            request.cluster.accelerator,
-            num_used,
-            calibration=scale,
-            limits=Limits(max_bubble=request.max_bubble),
-            implementation=program_of(request.cluster),
-        )
+        found = recipe_layout(work, request.cluster.accelerator, num_used, calibration=scale, limits=limits, implementation=program)
     except PlanInfeasible:
         return None
+    return _judge(request, work, found.layout, scale)
 
 
 def _best(ranked: search.Ranked, work: Workload, request: Request, num_used: int) -> Judged:

@@ -55,6 +55,7 @@ def recipe_layout(
                 limits=limits,
                 implementation=implementation,
                 memory=memory,
+                play=False,
             )
             if judged.fits and layout.data_ranks <= workload.global_batch_size:
                 return judged

@@ -1,7 +1,7 @@
 """From a budget to a model: FLOPs that training gets, the point of the frontier, and a decoder of that size. Pure.
 
 Laws count 6 N D; a machine's FLOPs are counted exactly, with attention and head. So what days buy is first divided by the ratio of the two,
-which depends on the shape, which depends on the size: three rounds settle it to a thousandth.
+which depends on the shape, which depends on the size: two rounds settle it to a per mille.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.plan.sizing.frontier import Frontier, Wish, frontier
 from surefoot.plan.sizing.laws import Law
 from surefoot.plan.sizing.shapes import Experts, Shape, shape_for
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
 
 VOCABULARIES = ((1.5e6, 320), (2e7, 8192), (1e9, 50304), (math.inf, 128256))
 """Up to which size which is taken: bytes with their special tokens, that of the quick start, of GPT-2 (rounded up to 64), of Llama 3."""
