@@ -67,7 +67,7 @@ def test_distance_is_said() -> None:
     assert law("epoch").extrapolation(1e24) == pytest.approx(77, rel=0.01)
     assert law("epoch").extrapolation(1e21) == 1.0
     assert law("epoch").extrapolation(1e16) == pytest.approx(140, rel=0.01)
-    assert any("76.9 times beyond the last run" in text for text in law("epoch").warnings(1e24))
+    assert any("76.9 times beyond the largest run" in text for text in law("epoch").warnings(1e24))
     assert not any("beyond" in text for text in law("epoch").warnings(1e21))
 
 

@@ -45,6 +45,7 @@ class Operation:
     price_per_hour: float = 3.0
     repair_s: float = REPAIR_S
     least_saves: int = LEAST_SAVES
+    num_steps: int | None = None
 
     @property
     def num_nodes(self) -> float:
@@ -52,7 +53,7 @@ class Operation:
 
     @property
     def total_steps(self) -> int:
-        return max(1, int(self.total_s / self.step_s))
+        return self.num_steps or max(1, int(self.total_s / self.step_s))
 
 
 @dataclass(frozen=True, slots=True)

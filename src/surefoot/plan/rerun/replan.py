@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from surefoot.core.layouts import pipeline_chunks
 from surefoot.core.model_sizes import ModelSizes
 from surefoot.core.sections import RunConfig
-from surefoot.plan.compose import dtypes_of, program_of
 from surefoot.plan.failures.checkpoint_sizes import saved_bytes
 from surefoot.plan.failures.interval import SECONDS_PER_DAY
 from surefoot.plan.failures.rates import LOWEST
 from surefoot.plan.failures.reasons import reasons_of
 from surefoot.plan.failures.reliability import LEAST_SAVES, Operation, Reliability, assess
+from surefoot.plan.layout_choice import dtypes_of, program_of
 from surefoot.plan.layouts.calibration import DEFAULT
 from surefoot.plan.layouts.judge import Judged, judge
 from surefoot.plan.records import Layout, Reason, Workload
@@ -94,7 +94,7 @@ def replan(facts: RunFacts, cluster: Cluster, *, law: Law) -> Replan:
     cost = training_cost(sizes, tokens=tokens, seq_len=config.data.seq_len)
     n = counted(sizes, law.counts, seq_len=config.data.seq_len)
     found = frontier(law, law.cost.flops(n, tokens), wish=Wish(n=n))
-    judged = judge(work, cluster.accelerator, layout, implementation=program_of(cluster))
+    judged = judge(work, cluster.accelerator, layout, implementation=program_of(cluster.accelerator))
     rate, band = failure_rate(facts, cluster)
     remaining = max(0, config.train.num_steps - facts.step)
     operation = _operation(facts, cluster, rate=rate, remaining=remaining)
