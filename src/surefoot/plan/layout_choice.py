@@ -30,8 +30,8 @@ SPARES_FROM_NODES = 16
 """On fewer, a node held in reserve costs more than the failures that it shortens."""
 
 EVEN, LARGEST_PRIME, MOST_FOR_EVENNESS = 4, 31, 0.05
-"""Nodes are left idle, up to this share, until their number halves twice and has no larger prime factor: an axis would have to be a multiple
-of it, and data ranks beyond the batch stand idle."""
+"""Nodes are left idle, up to this share, until their number halves twice and has no larger prime factor: an axis would have to be a
+multiple of it, and data ranks beyond the batch stand idle."""
 
 AS_FAST = 0.03
 """Relative difference of step times that says nothing: the model of throughput is off by more. The simpler layout is taken."""
@@ -87,10 +87,10 @@ def dtypes_of(dtype: str) -> Dtypes:
 
 
 def devices_used(request: Request, *, mean_in_repair: float) -> int:
-    """Whole nodes, less those that are in repair on average: a run that lacks a node shrinks, so more would cost more than they save.
+    """Whole nodes, less those in repair on average: a run that lacks a node shrinks, so more would cost more than they save.
 
-    Fewer still where the number is odd or has a large prime factor. A layout that is given uses what it comes to. A power of two stays whole:
-    no smaller number can be cut as well.
+    Fewer still where the number is odd or has a large prime factor. A layout that is given uses what it comes to. A power of two stays
+    whole: no smaller number can be cut as well.
     """
     num_devices, per_node = request.cluster.num_devices or 1, request.cluster.accelerator.devices_per_node
     nodes = num_devices // per_node

@@ -76,7 +76,7 @@ def test_what_is_warned_of() -> None:
     assert any("76.5 times beyond" in text for text in far.warnings)
     near = made(flops=1e21)
     assert near.warnings == ()
-    assert any("take no level" in text for text in made("porian").warnings)
+    assert any("sizes, not losses" in text for text in made("porian").warnings)
     assert any("no band" in text for text in made("hoffmann").warnings)
 
 
@@ -105,3 +105,11 @@ def test_no_serving(serving: Serving) -> None:
 def test_no_size() -> None:
     with pytest.raises(ConfigError):
         made(wish=Wish(n=0.0))
+
+
+def test_a_bad_ratio_is_seen_to_be_one() -> None:
+    """Losses of a law that knows none are not moved along with it."""
+    good, bad = made("ratio:20").choice, made("ratio:1000").choice
+    assert good.over_best < 0.001
+    assert bad.over_best > 0.02
+    assert bad.loss > good.loss

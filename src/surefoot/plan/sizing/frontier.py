@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 from surefoot.core.errors import ConfigError
 from surefoot.plan.bands import band
@@ -18,6 +17,7 @@ from surefoot.plan.sizing.allocation import Bowl, Point, Serving
 from surefoot.plan.sizing.epoch_draws import epoch_draws
 from surefoot.plan.sizing.epochs import epochs_warning
 from surefoot.plan.sizing.laws import ORDINARY_RATIO, Law
+from surefoot.plan.sizing.published import EPOCH
 from surefoot.plan.surface_record import Surface
 
 LADDER = tuple(2.0 ** (-step / 2.0) for step in range(-2, 8))
@@ -79,12 +79,12 @@ def frontier(law: Law, flops: float, *, wish: Wish | None = None, sizes: Sequenc
     wish = wish or Wish()
     _check(flops, (*sizes, *([wish.n] if wish.n is not None else [])), wish.serving)
     bowl = allocation.bowl(law, flops, unique_tokens=wish.unique_tokens)
-    drawn = [(draw, allocation.best(draw, flops).loss) for draw in _drawn(law, flops, wish.unique_tokens)]
+    levels, drawn = _levels(law, bowl, flops, wish.unique_tokens)
     best = allocation.best(bowl, flops)
     special = _special(bowl, flops, wish)
     ladder = sizes or tuple(_rounded(best.n * share) for share in LADDER)
     shown = [(bowl.at(n, flops), "") for n in ladder if all(abs(math.log(n / point.n)) > 0.02 for point, _ in special)]
-    rows = [_row(bowl, drawn, point, best, flops, wish, mark) for point, mark in sorted((*shown, *special), key=lambda row: -row[0].n)]
+    rows = [_row(levels, drawn, point, flops, wish, mark) for point, mark in sorted((*shown, *special), key=lambda row: -row[0].n)]
     chosen = special[-1][0]
     choice = next(row for row in rows if row.n == chosen.n)
     return Frontier(
@@ -117,7 +117,7 @@ def _check(flops: float, sizes: Sequence[float], serving: Serving | None) -> Non
 def _special(bowl: Bowl, flops: float, wish: Wish) -> list[tuple[Point, str]]:
     """Points that are always shown, each once; the last is the one that is chosen."""
     best = allocation.best(bowl, flops)
-    points = [(best, "least loss")]
+    points = [(best, "least loss" if not bowl.borrowed else "best by the law")]
     if wish.serving:
         points.append((allocation.for_serving(bowl, flops, serving=wish.serving), "cheapest life"))
     elif wish.n is None:
@@ -127,27 +127,30 @@ def _special(bowl: Bowl, flops: float, wish: Wish) -> list[tuple[Point, str]]:
     return points
 
 
-def _drawn(law: Law, flops: float, unique_tokens: float | None) -> list[Bowl]:
-    """One bowl for each draw of the law. Where the shape is borrowed, its draws stand in the law's own optima, or in its one."""
+def _levels(law: Law, bowl: Bowl, flops: float, unique_tokens: float | None) -> tuple[Bowl, list[tuple[Bowl, float]]]:
+    """Where losses are read off, and its draws, each with the least loss of the budget. A law that knows sizes alone lends no level: the
+    surface that was fitted to the same runs does, or `epoch`'s, unmoved, so that a bad size is seen to be one."""
     if law.surface:
-        return [allocation.bowl_of(draw, law.cost, unique_tokens) for draw in law.draws if isinstance(draw, Surface)]
-    shapes = epoch_draws()
-    optima = [draw.best_n(flops) for draw in law.draws] or [law.best_n(flops)]
-    moved = (allocation.centred(shape, n=n, tokens=law.cost.tokens(n, flops), cost=law.cost) for shape, n in zip(shapes, cycle(optima)))
-    return [allocation.bowl_of(surface, law.cost, unique_tokens) for surface in moved]
+        levels, draws = bowl, [draw for draw in law.draws if isinstance(draw, Surface)]
+    else:
+        levels = allocation.bowl_of(law.reference or EPOCH, law.cost, unique_tokens)
+        draws = [] if law.reference else list(epoch_draws())
+    bowls = [allocation.bowl_of(draw, law.cost, unique_tokens) for draw in draws]
+    return levels, [(one, allocation.best(one, flops).loss) for one in bowls]
 
 
-def _row(bowl: Bowl, drawn: Sequence[tuple[Bowl, float]], point: Point, best: Point, flops: float, wish: Wish, mark: str) -> Row:
+def _row(levels: Bowl, drawn: Sequence[tuple[Bowl, float]], point: Point, flops: float, wish: Wish, mark: str) -> Row:
     losses = [draw.losses.loss(point.n, point.tokens) for draw, _ in drawn]
     over = [max(0.0, loss - least) for loss, (_, least) in zip(losses, drawn, strict=True)]
+    there = Point(point.n, point.tokens, levels.losses.loss(point.n, point.tokens))
     return Row(
         n=point.n,
         tokens=point.tokens,
-        loss=point.loss,
+        loss=there.loss,
         loss_band=band(losses) if losses else None,
-        over_best=max(0.0, point.loss - best.loss),
+        over_best=max(0.0, there.loss - allocation.best(levels, flops).loss),
         over_best_band=band(over) if over else None,
-        as_good_at=allocation.as_good_at(bowl, point) / flops,
+        as_good_at=allocation.as_good_at(levels, there) / flops,
         serve_ratio=wish.serving.flops(point.n) / flops if wish.serving else None,
         epochs=point.tokens / wish.unique_tokens if wish.unique_tokens else None,
         mark=mark,
@@ -170,8 +173,8 @@ def _warnings(law: Law, bowl: Bowl, choice: Row, wish: Wish) -> list[str]:
     told = []
     if bowl.borrowed:
         told.append(
-            f"`{law.name}` knows sizes, not losses: their shape is that of `{bowl.borrowed}`, moved to the law's optimum; compare rows, "
-            "and take no level from them"
+            f"`{law.name}` knows sizes, not losses: they are read off the surface {'of the same runs' if law.reference else 'of `epoch`'}; "
+            "what serving moves is by that of `epoch`, shifted to the law's optimum"
         )
     if choice.tokens_per_parameter > ORDINARY_RATIO:
         told.append(

@@ -74,7 +74,8 @@ SIX_ND = TokenCost()
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """`flops_range` is of the runs it was fitted to, None where it is a rule of thumb; `note` is what a user of it should know."""
+    """`flops_range` is of the runs it was fitted to, None where it is a rule of thumb; `note` is what a user of it should know.
+    `reference`: losses of the same runs, where the rule itself knows sizes alone."""
 
     name: str
     rule: Rule
@@ -85,6 +86,7 @@ class Law:
     draws: tuple[Rule, ...] = ()
     cost: TokenCost = SIX_ND
     note: str = ""
+    reference: Surface | None = None
 
     @property
     def surface(self) -> Surface | None:

@@ -22,8 +22,8 @@ _HEAD = """# Rules of thumb, computed again
 Rules and worked examples that are told again and again about pre-training runs. Each stands with its figure, the figure that this code
 computes, and why. What is marked *measured* was taken from published curves, logs or papers and is cited; everything else is computed.
 Budgets, sizes, memory, intervals and prices are by the functions that `surefoot plan` uses, so such a figure is the figure of a plan; plain
-sums are by arithmetic. Two formulas are here alone, for a plan has no use for them: Korthikanti's for the activations of a layer, beside the
-plan's own count tensor by tensor, and the false alarms of detectors.
+sums are by arithmetic. Two formulas are here alone, for a plan has no use for them: Korthikanti's for the activations of a layer of
+Megatron-LM, beside the plan's own count tensor by tensor (surefoot keeps more), and the false alarms of detectors.
 """
 
 _WIDTH = 120
