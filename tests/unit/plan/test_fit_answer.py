@@ -250,3 +250,17 @@ def test_what_is_no_fit_is_refused(text: str, tmp_path: Path) -> None:
         read_fit(path)
     with pytest.raises(ConfigError, match="no such file"):
         read_fit(tmp_path / "gone.json")
+
+
+def test_a_table_of_optima_is_fitted_as_one(tmp_path: Path) -> None:
+    """One row for each budget: nothing to minimise, and errors weigh."""
+    path = tmp_path / "optima.csv"
+    rows = [
+        f"{flops:g},{0.05 * flops**0.5:.9g},{2 + 300 * flops**-0.1:.9g},{std}" for flops, std in ((1e18, 0.1), (1e19, 0.1), (1e20, 0.1))
+    ]
+    path.write_text("\n".join(["flops,n_opt,loss_opt,n_log_std", *rows, f"1e21,{0.1 * 1e21**0.5:g},2.5,50"]) + "\n")
+    found = answer_of(read_table(path), law="isoflop")
+    assert found["a"] == pytest.approx(0.5, abs=1e-3)
+    assert any("one row for each budget" in warning for warning in found["warnings"])
+    path.write_text(path.read_text().replace(",50\n", ",0.01\n"))
+    assert answer_of(read_table(path), law="isoflop")["a"] > 0.55

@@ -84,6 +84,11 @@ def fit_isoflop(
         off = np.log(middle / flops[rows])
         budgets.append(Budget(middle, np.log(n[rows]), np.log(seen[rows]) + off, shifted))
     optima, left_out = minima_of(budgets, window=window)
+    return fit_optima(optima, left_out, seed=seed)
+
+
+def fit_optima(optima: Sequence[Optimum], left_out: Sequence[LeftOut] = (), *, seed: int = 0) -> IsoFlopFit:
+    """The laws through minima that are known already."""
     n_law = law_through(optima, left_out, seed=seed)
     token_law = mirrored(n_law, *_line(optima, [optimum.tokens for optimum in optima]), times=1.0)
     ratio_law = mirrored(n_law, *_line(optima, [optimum.tokens / optimum.n for optimum in optima]), times=2.0)

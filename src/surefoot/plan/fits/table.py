@@ -33,10 +33,11 @@ COUNTS: Mapping[str, str] = {
 """Ways to count N, the one that is fitted first where a table has several. Laws of mixtures of experts are in active parameters."""
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "n": ("params", "parameters", "num_parameters", "num_params", "model_size"),
-    "tokens": ("d", "num_tokens", "training_tokens"),
+    "n": ("params", "parameters", "num_parameters", "num_params", "model_size", "n_opt"),
+    "tokens": ("d", "num_tokens", "training_tokens", "tokens_opt"),
     "flops": ("c", "flop", "num_flops", "compute", "training_flop", "training_flops"),
-    "loss": ("final_loss", "val_loss"),
+    "loss": ("final_loss", "val_loss", "loss_opt"),
+    "log_n_std": ("n_log_std",),
     "lr": ("learning_rate",),
     "batch": ("batch_tokens", "batch_size", "global_batch_size"),
 }
