@@ -62,8 +62,7 @@ def test_help_has_examples_and_loads_nothing_heavy(
     if len(call) == 1 and call[0] in WITH_VERBS:
         assert commands_of(page.stdout) == set(WITH_VERBS[call[0]])
     else:
-        words = ("init",) if call == ("plan",) else call  # what is not there yet has no example of its own
-        assert " ".join(("surefoot", *words)) in examples_of(page.stdout)
+        assert " ".join(("surefoot", *call)) in examples_of(page.stdout)
     loaded = modules_after(f"import surefoot.cli.main as main\nassert main.run({[*call, '--help']!r}) == 0")
     assert not loaded & HEAVY
 
@@ -71,6 +70,11 @@ def test_help_has_examples_and_loads_nothing_heavy(
 def test_config_show_loads_nothing_heavy(modules_after: Callable[[str], set[str]]) -> None:
     loaded = modules_after("import surefoot.cli.main as main\nassert main.run(['config', 'show', 'examples/quickstart.toml']) == 0")
     assert not loaded & (HEAVY | {"numpy"})
+
+
+@pytest.mark.parametrize("call", [["plan", "--gpus", "8", "--flops", "1e20"], ["simulate", "--gpus", "8"], ["plan", "--textbook"]])
+def test_planning_loads_nothing_heavy(call: list[str], modules_after: Callable[[str], set[str]]) -> None:
+    assert not modules_after(f"import surefoot.cli.main as main\nassert main.run({call!r}) == 0") & {*HEAVY, "scipy"}
 
 
 def test_help_lists_every_verb_that_is_there_and_no_other(surefoot: Surefoot) -> None:
@@ -94,7 +98,7 @@ def test_version(surefoot: Surefoot) -> None:
     [
         (("trian",), "did you mean train?"),
         (("drill", "run", "kill-a-rank"), "`surefoot drill` is not in this release"),
-        (("plan",), "`surefoot plan` is not in this release"),
+        (("plan",), "--days, or --flops"),
         (("config", "show"), "Missing argument"),
         (("config", "show", "--nope", "x"), "No such option"),
         (("config", "shwo"), "No such command"),

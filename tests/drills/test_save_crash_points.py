@@ -372,7 +372,7 @@ def disturb_all(disturb_one: Callable[[Point], str], *, points: Sequence[Point],
 @pytest.mark.timeout(900)
 def test_killed_at_some_of_all_kinds_of_calls(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
     disturb_one = partial(disturb, programs, tmp_path, undisturbed=undisturbed, effect="signal=KILL")
-    disturb_all(lambda point: disturb_one(point=point), points=sample(undisturbed.points, number=25), effect="signal=KILL")
+    disturb_all(lambda point: disturb_one(point=point), points=sample(undisturbed.points, number=16), effect="signal=KILL")
 
 
 @pytest.mark.timeout(900)
