@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from surefoot.plan.sizing.laws import Law as ScalingLaw
 
 Gpus = Annotated[int | None, typer.Option("--gpus", help="Devices; without them they follow from FLOPs and days.")]
+MinGpus = Annotated[int | None, typer.Option("--min-gpus", help="Fewest that the run may shrink to: its batch is even on all between.")]
 AcceleratorName = Annotated[
     str | None, typer.Option("--accelerator", help="A name (h100, a100, cpu, ...), or a TOML that describes your own [default: h100].")
 ]
@@ -53,6 +54,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def plan(
     gpus: Gpus = None,
+    min_gpus: MinGpus = None,
     accelerator: AcceleratorName = None,
     days: Days = None,
     mfu: Mfu = None,
@@ -101,6 +103,7 @@ def plan(
     cluster = Cluster(
         accelerator=hardware,
         num_devices=gpus,
+        min_devices=min_gpus,
         dtype=dtype or ("bf16" if "bf16" in hardware.peaks else "fp32"),
         price_per_hour=price,
         failures_per_node_day=failures_per_node_day,
@@ -125,8 +128,17 @@ def plan(
     )
     request = Request(cluster, aim, layout=layout, max_bubble=max_bubble)
     if from_run is not None:
-        given = {"--gpus": gpus, "--out": out, "--measured": measured, "--data": data, "--layout": layout, "--mfu": mfu, "--batch": batch}
-        given |= {"--days": days, "--flops": flops, "--params": params, "--tokens": tokens, "--seq-len": seq_len, "--experts": experts}
+        given = {
+            "--gpus": gpus,
+            "--min-gpus": min_gpus,
+            "--out": out,
+            "--measured": measured,
+            "--data": data,
+            "--layout": layout,
+            "--mfu": mfu,
+            "--batch": batch,
+        }
+        given |= {"--flops": flops, "--params": params, "--tokens": tokens, "--seq-len": seq_len, "--experts": experts}
         _refuse_beside_from({name for name, value in given.items() if value})
         from surefoot.cli.plan_from_run import cluster_for, plan_from_run
 

@@ -100,6 +100,8 @@ def _training(plan: Plan) -> dict[str, Any]:
         "micro_batch_size": training.batch.micro_batch_size,
         "batch_ramp": [list(stage) for stage in training.ramp],
         "waste": training.batch.worst_waste,
+        "waste_by_data_ranks": {str(count): share for count, share in training.batch.waste.items()},
+        "even_batches": list(training.batch.even),
         "over_critical_batch": training.over_critical,
         "lr": training.lr,
         "schedule": {name: value for name, value in asdict(training.schedule).items() if name != "reasons"},

@@ -145,12 +145,19 @@ def _training(request: Request, model: ModelChoice, layout: Layout) -> TrainingC
         loss=model.frontier.choice.loss,
         seq_len=model.seq_len,
         surface=_surface(model),
-        data_ranks=(layout.data_ranks,),
+        data_ranks=_data_ranks(request, layout),
         micro_batch_size=layout.micro_batch_size,
         wished=_in_whole_rounds(_wished(request, model, layout.num_devices), layout),
         least_micro_batches=least,
         given_batch=request.aim.global_batch_size,
     )
+
+
+def _data_ranks(request: Request, layout: Layout) -> range:
+    """That the run may come to have: a shrink leaves whole replicas, and changes nothing but their number."""
+    of_a_replica = layout.num_devices // layout.data_ranks
+    fewest = max(1, (request.cluster.min_devices or layout.num_devices) // of_a_replica)
+    return range(min(fewest, layout.data_ranks), layout.data_ranks + 1)
 
 
 def _in_whole_rounds(wished: int, layout: Layout) -> int:

@@ -141,7 +141,10 @@ def _given(asked: Asked, work: Workload) -> Judged:
             raise _cannot(asked, work, None, ["the textbook's layout fits with no number of stages"])
         return standard
     told = parse_layout(asked.text, num_devices=asked.num_devices)
-    variants = [asked.judge(work, one, play=False) for one in completions(told, said=said_in(asked.text))]
+    try:
+        variants = [asked.judge(work, one, play=False) for one in completions(told, said=said_in(asked.text))]
+    except PlanInfeasible as error:
+        raise _cannot(asked, work, told, [error.what]) from error
     fitting = [one for one in variants if can_be_run(one)]
     if not fitting:
         raise _cannot(asked, work, told, [refusal.why for refusal in variants[0].refusals])

@@ -17,11 +17,13 @@ class Cluster:
     """The machines and what they are known to do. None means: by a rule, and the plan says which.
 
     `failures_per_node_day` are unplanned interruptions; `stall_s` is how long a save blocks the loop, `restart_s` the time from a failure
-    to the next step, `detection_s` how late the slowest detector convicts a checkpoint. `num_devices` can follow from FLOPs and days.
+    to the next step, `detection_s` how late the slowest detector convicts a checkpoint. `num_devices` can follow from FLOPs and days;
+    the batch is made even on every number of data ranks from what `min_devices` hold up to them.
     """
 
     accelerator: Accelerator
     num_devices: int | None = None
+    min_devices: int | None = None
     dtype: str = "bf16"
     price_per_hour: float | None = None
     failures_per_node_day: float | None = None
@@ -72,6 +74,7 @@ def check_request(request: Request) -> None:
     cluster, aim = request.cluster, request.aim
     above_zero = {
         "--gpus": cluster.num_devices,
+        "--min-gpus": cluster.min_devices,
         "--days": aim.days,
         "--flops": aim.flops,
         "--mfu": aim.mfu,

@@ -180,3 +180,14 @@ def test_no_plan_takes_a_layout_that_does_not_fit() -> None:
             plan = make_plan(Request(Cluster(accelerator("h100"), num_devices), Aim(flops=flops, mfu=mfu)), law=law("epoch"))
             assert plan.layout.fits
             assert plan.layout.memory.total < plan.request.cluster.accelerator.memory_bytes
+
+
+def test_the_batch_is_even_on_every_number_of_replicas_that_the_run_may_shrink_to() -> None:
+    cluster = Cluster(accelerator("h100"), 512, min_devices=384)
+    request = Request(cluster, Aim(n=7e9, tokens=1e12, seq_len=4096), layout="tp=8,pp=8,dp=8")
+    plan = make_plan(request, law=law("epoch"))
+    assert set(plan.training.batch.waste) == {6, 7, 8}
+    assert plan.training.batch.worst_waste == 0
+    fixed = make_plan(replace(request, aim=replace(request.aim, global_batch_size=256)), law=law("epoch"))
+    assert fixed.training.batch.waste[6] == pytest.approx(1 - 256 / 258)
+    assert any("phantoms" in warning for warning in fixed.warnings)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
+from surefoot.core.errors import PlanInfeasible
 from surefoot.core.units import show_bytes
 from surefoot.plan.hardware import ACCELERATORS, Accelerator
 from surefoot.plan.layouts.calibration import Calibration
@@ -23,6 +24,9 @@ AXES = ("tp", "cp", "pp", "ep", "dp_shard", "dp_replicate")
 
 MAX_GROWTH = 64
 """Times the devices and the batch, and parts of the sequence, that are tried."""
+
+LARGEST_AXIS = 64
+"""Of tp, cp, pp and ep, among those that are tried."""
 
 ANY_BUBBLE = 0.9
 
@@ -60,6 +64,13 @@ class _Asked:
             play=False,
         )
 
+    def tried(self, layout: Layout) -> Judged | None:
+        """None where it cannot even be timed."""
+        try:
+            return self.judge(layout)
+        except PlanInfeasible:
+            return None
+
     def best(self, num_devices: int) -> Judged | None:
         found = self.rank(num_devices, num_ranked=1).layouts
         return found[0] if found else None
@@ -93,13 +104,13 @@ def smallest_change(
 ) -> tuple[Change, ...]:
     """The smallest change of each kind that there is, the kinds in the order of how much they change.
 
-    For a `layout`: one that differs in the fewest settings, then another one of as many devices. For none, or where that is not to be had:
-    a larger batch, a larger bubble, tp beyond a node, shorter sequences at the same tokens, more devices, a larger card. A batch is offered
-    where it has fewer sequences than some data ranks or leaves pipelines empty. Empty where nothing helps.
+    For a `layout`: one that differs in the fewest settings, then in one axis, then another one of as many devices. For none, or where
+    that is not to be had: a larger batch, a larger bubble, tp beyond a node, shorter sequences at the same tokens, more devices, a larger
+    card. A batch is offered where it has fewer sequences than some data ranks or leaves pipelines empty. Empty where nothing helps.
     """
     asked = _Asked(workload, hardware, calibration, limits, implementation, memory)
     if layout is not None:
-        near = _near_settings(asked, layout) or _near_layout(asked, layout)
+        near = _near_settings(asked, layout) or _near_axis(asked, layout) or _near_layout(asked, layout)
         if near is not None:
             return (near,)
     return tuple(_wider(asked, num_devices))
@@ -120,10 +131,40 @@ def _near_settings(asked: _Asked, layout: Layout) -> Change | None:
     for one in by_changes:
         if best is not None and len(_changed(one, layout)) > len(_changed(best.layout, layout)):
             break
-        judged = asked.judge(one)
-        if judged.legal and (best is None or judged.step_s < best.step_s):
+        judged = asked.tried(one)
+        if judged is not None and judged.legal and (best is None or judged.step_s < best.step_s):
             best = judged
     return Change("setting", _words(best.layout, layout), best) if best is not None else None
+
+
+def _near_axis(asked: _Asked, layout: Layout) -> Change | None:
+    """One axis by the smallest factor, the data ranks making up for it; if that is not enough, ZeRO and recomputation too. A bubble that
+    the person asked for is theirs."""
+    axes = [one for axis in ("ep", "tp", "cp", "pp") for one in _with_another(layout, axis)]
+    for tried in (axes, [again for one in axes for again in _restated(one)]):
+        judged = [asked.tried(one) for one in tried]
+        fitting = [one for one in judged if one is not None and all(refusal.kind == "bubble" for refusal in one.refusals)]
+        if fitting:
+            best = min(fitting, key=lambda one: (len(_changed(one.layout, layout)), _distance(one.layout, layout), one.step_s))
+            return Change("layout", _words(best.layout, layout), best)
+    return None
+
+
+def _with_another(layout: Layout, axis: str) -> Iterator[Layout]:
+    now, of_a_replica = getattr(layout, axis), layout.num_devices // layout.data_ranks
+    for size in divisors(layout.num_devices):
+        replica = of_a_replica if axis == "ep" else of_a_replica // now * size
+        if size == now or size > LARGEST_AXIS or layout.num_devices % replica:
+            continue
+        data_ranks = layout.num_devices // replica
+        replicate = layout.dp_replicate if data_ranks % layout.dp_replicate == 0 else 1
+        changed: dict[str, Any] = {axis: size, "dp_shard": data_ranks // replicate, "dp_replicate": replicate}
+        yield replace(layout, **changed)
+
+
+def _restated(layout: Layout) -> list[Layout]:
+    stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+    return [replace(layout, recompute=recompute, zero_stage=stage) for recompute, stage in product(RECOMPUTES, stages)]
 
 
 def _near_layout(asked: _Asked, layout: Layout) -> Change | None:
