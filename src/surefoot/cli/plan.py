@@ -128,7 +128,14 @@ def plan(
     )
     request = Request(cluster, aim, layout=layout, max_bubble=max_bubble)
     if from_run is not None:
-        given = {"--gpus": gpus, "--min-gpus": min_gpus, "--days": days, "--flops": flops, "--mfu": mfu, "--layout": layout}
+        given: dict[str, object] = {
+            "--gpus": gpus,
+            "--min-gpus": min_gpus,
+            "--days": days,
+            "--flops": flops,
+            "--mfu": mfu,
+            "--layout": layout,
+        }
         given |= {"--params": params, "--tokens": tokens, "--batch": batch, "--seq-len": seq_len, "--experts": experts}
         given |= {"--out": out, "--measured": measured, "--data": data}
         _refuse_beside_from({name for name, value in given.items() if value})
