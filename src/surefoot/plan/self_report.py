@@ -66,6 +66,11 @@ def plan_reasons(plan: Plan) -> dict[str, Reason]:
             "ETTR of arXiv 2410.21680",
         ),
     }
+    if plan.request.aim.days is not None and plan.request.aim.flops is None:
+        own["budget.flops"] = Reason("devices x seconds x dense peak x MFU, before failures and reserve", "arithmetic")
+    else:
+        own["budget.flops"] = Reason("as given: 6 N D, as laws count", "arithmetic")
+    own["budget.useful_flops"] = Reason("what is executed for the model, counted exactly", "arithmetic")
     if plan.request.aim.mfu is None and not _is_implied(plan.request):
         own["budget.mfu"] = Reason("what the layout is expected to reach", plan.stamp)
     return {**plan.model.reasons, **own, **plan.training.reasons, **reasons_of(plan.operation, plan.reliability)}
