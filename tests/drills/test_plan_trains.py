@@ -17,7 +17,13 @@ from surefoot.plan.promise import NOT_VALIDATED
 from tests.texts import prepare_documents
 
 LIMIT_S = 90.0  # against a hang
-SHORT = ("train.num_steps=30", "checkpoint.interval_steps=5", "checkpoint.replay_steps=0", "train.eval_interval_steps=0")
+SHORT = (
+    "train.num_steps=200",
+    "observe.status_interval_s=0.1",
+    "checkpoint.interval_steps=20",
+    "checkpoint.replay_steps=0",
+    "train.eval_interval_steps=0",
+)
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -55,10 +61,10 @@ def test_the_plan_of_a_small_budget_trains_and_is_planned_again(tmp_path: Path) 
 
     again = json.loads(surefoot("plan", "--from", run_dir, "--json"))
     measured = again["measured"]
-    assert measured["step"] == 30
+    assert measured["step"] == 200
     assert measured["num_failures"] == 1
     assert measured["restart_s"] > 0
-    assert 0 < measured["lost_steps"] <= 10
+    assert 0 <= measured["lost_steps"] <= 40
     assert measured["planned"]["law"] == "epoch"
     assert again["choice"]["num_parameters"] == planned["choice"]["num_parameters"]
     assert measured["failures_per_node_day"] > planned["reliability"]["failures"]["per_node_day"]
