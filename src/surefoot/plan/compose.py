@@ -47,17 +47,7 @@ def make_plan(request: Request, *, law: Law, calibration: Calibration | None = N
     _refuse_hopeless(first, request)
     num_used = devices_used(request, mean_in_repair=first.spares.mean_in_repair)
     asked = asked_by(request, num_devices=num_used, scale=calibration or DEFAULT)
-    settled = _searched(asked, request, model)
-    share = first.goodput.value * num_used / model.budget.num_devices
-    searched_n = model.sizes.num_parameters
-    for _ in range(MAX_ROUNDS):
-        mfu = aim.mfu or math.sqrt(mfu * settled.chosen.mfu)  # half the way, in logs: a smaller model is often slower, too
-        model = choose_model(request.cluster, aim, law=law, goodput=share, mfu=mfu)
-        is_another = abs(math.log(model.sizes.num_parameters / searched_n)) > SEARCH_AGAIN
-        settled = _searched(asked, request, model) if is_another else _settled(asked, request, model, settled)
-        searched_n = model.sizes.num_parameters if is_another else searched_n
-        if aim.mfu or abs(settled.chosen.mfu / mfu - 1.0) < AGREED:
-            break
+    model, settled = _agreed(asked, request, model, law=law, goodput=first.goodput.value * num_used / model.budget.num_devices)
     ranked, recipe = _others(asked, settled)
     operation = _operation(request, model, settled, goodput=first.goodput.value)
     operation = _operation(request, model, settled, goodput=assess(operation).goodput.value)
@@ -92,6 +82,21 @@ class _Settled:
     chosen: Judged
     training: TrainingChoice
     work: Workload
+
+
+def _agreed(asked: Asked, request: Request, model: ModelChoice, *, law: Law, goodput: float) -> tuple[ModelChoice, _Settled]:
+    """Model and layout in turns, from a first model on, until the MFU of the one is that of the other."""
+    aim, mfu = request.aim, assumed_mfu(request.aim)
+    settled, searched_n = _searched(asked, request, model), model.sizes.num_parameters
+    for _ in range(MAX_ROUNDS):
+        mfu = aim.mfu or math.sqrt(mfu * settled.chosen.mfu)  # half the way, in logs: a smaller model is often slower, too
+        model = choose_model(request.cluster, aim, law=law, goodput=goodput, mfu=mfu)
+        is_another = abs(math.log(model.sizes.num_parameters / searched_n)) > SEARCH_AGAIN
+        settled = _searched(asked, request, model) if is_another else _settled(asked, request, model, settled)
+        searched_n = model.sizes.num_parameters if is_another else searched_n
+        if aim.mfu or abs(settled.chosen.mfu / mfu - 1.0) < AGREED:
+            break
+    return model, settled
 
 
 def _searched(asked: Asked, request: Request, model: ModelChoice) -> _Settled:

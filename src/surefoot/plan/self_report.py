@@ -8,6 +8,8 @@ from surefoot.plan.failures.reasons import reasons_of
 from surefoot.plan.layout_choice import AS_FAST
 from surefoot.plan.records import Reason
 from surefoot.plan.request import Request
+from surefoot.plan.sizing import published
+from surefoot.plan.sizing.laws import Law
 from surefoot.plan.tuning.batch import uneven
 
 TIME_DOUBT = 0.02
@@ -53,7 +55,7 @@ def plan_reasons(plan: Plan) -> dict[str, Reason]:
     own = {
         "choice.n": frontier.reason,
         "choice.tokens": Reason("what the budget leaves for that size", frontier.law.source),
-        "choice.loss": Reason(f"by the surface of `{frontier.law.name}` ({frontier.law.corpus})", frontier.law.source),
+        "choice.loss": _of_loss(frontier.law),
         "layout": Reason(how, "--layout" if plan.request.layout else "every legal layout, its memory and its time of a step"),
         "layout.memory": Reason("term by term, of the fullest device", "shapes, dtypes and what the backward keeps"),
         "layout.mfu": Reason(plan.stamp, "model of throughput"),
@@ -74,6 +76,15 @@ def plan_reasons(plan: Plan) -> dict[str, Reason]:
     if plan.request.aim.mfu is None and not _is_implied(plan.request):
         own["budget.mfu"] = Reason("what the layout is expected to reach", plan.stamp)
     return {**plan.model.reasons, **own, **plan.training.reasons, **reasons_of(plan.operation, plan.reliability)}
+
+
+def _of_loss(law: Law) -> Reason:
+    """A law that knows sizes alone has its losses from elsewhere."""
+    if law.surface:
+        return Reason(f"by the surface of `{law.name}` ({law.corpus})", law.source)
+    if law.reference:
+        return Reason("by the surface that was fitted to the same runs", law.source)
+    return Reason("by the surface of `epoch`: the law knows sizes alone", published.law("epoch").source)
 
 
 def _is_implied(request: Request) -> bool:
