@@ -61,7 +61,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     """Bytes in storages that operators gave back, now and at the most. A storage may be resized meanwhile: full sharding frees so."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch again
         self.known: dict[int, StorageWeakRef] = {}
         self.peak = 0
 
@@ -75,10 +75,10 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             ready = local.wait() if hasattr(local, "wait") else local  # of a collective under way
-            reference = StorageWeakRef(ready.detach().untyped_storage())  # type: ignore[no-untyped-call]
+            reference = StorageWeakRef(ready.detach().untyped_storage())  # type: ignore[no-untyped-call]  # torch again
             self.known[reference.cdata] = reference
 
     def num_bytes(self) -> int:
-        self.known = {key: one for key, one in self.known.items() if not one.expired()}  # type: ignore[no-untyped-call]
+        self.known = {key: one for key, one in self.known.items() if not one.expired()}  # type: ignore[no-untyped-call]  # torch again
         storages = [torch.UntypedStorage._new_with_weak_ptr(key) for key in self.known]
         return sum(storage.nbytes() for storage in storages if storage is not None)

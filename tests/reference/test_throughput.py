@@ -7,10 +7,11 @@ import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from surefoot.plan.layouts.calibration import DEFAULT, PUBLISHED, Calibration, fit_default
+from surefoot.plan.layouts.calibration import DEFAULT, PUBLISHED, Calibration, Predict, fit_default
 from surefoot.plan.layouts.measured import MeasuredRun, read_measured
 from surefoot.plan.layouts.measured_report import report
 from surefoot.plan.layouts.validation import Validation, validate
@@ -47,14 +48,14 @@ def constant_error(runs: Sequence[MeasuredRun]) -> float:
 
 
 def fitted(tables: dict[str, list[MeasuredRun]], names: Sequence[str]) -> Calibration:
-    def one(runs: list[MeasuredRun]) -> tuple[list[float], object]:
+    def one(runs: list[MeasuredRun]) -> tuple[list[float], Predict]:
         return [run.step_s for run in runs], lambda calibration: [run.predict(calibration).total_s for run in runs]
 
-    return fit_default([one(tables[name]) for name in names])  # type: ignore[misc]
+    return fit_default([one(tables[name]) for name in names])
 
 
-def checked(runs: Sequence[MeasuredRun], **how: object) -> Validation:
-    told = validate(runs, **how)  # type: ignore[arg-type]
+def checked(runs: Sequence[MeasuredRun], **how: Any) -> Validation:
+    told = validate(runs, **how)
     assert told is not None
     return told
 

@@ -225,7 +225,7 @@ class _Forwarding:
 
     def __exit__(self, *_: object) -> None:
         for number, former in self._former.items():
-            signal.signal(number, former)  # type: ignore[arg-type]
+            signal.signal(number, former)  # type: ignore[arg-type]  # what signal.signal gave back it also takes
 
     def _leave(self, *_: object) -> None:
         self._state.stopped = True

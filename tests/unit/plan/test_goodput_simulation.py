@@ -78,7 +78,7 @@ def test_classes_partition_the_time(
         restart_s=restarts(restart_s),
         num_spares=num_spares,
         lemons=Lemons(share, 10.0, 2 if share else 0),
-        clock=clock,  # type: ignore[arg-type]
+        clock=clock,  # type: ignore[arg-type]  # parametrize knows no literals
     )
     found = simulate(scenario)
     assert sum(part.value for part in found.classes.values()) == pytest.approx(1.0, abs=1e-9)
@@ -223,7 +223,7 @@ def test_bands_are_of_single_runs_and_of_the_mean() -> None:
 )
 def test_what_cannot_be_simulated_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        simulate(replace(PLAIN, **change))  # type: ignore[arg-type]
+        simulate(replace(PLAIN, **change))  # type: ignore[arg-type]  # wrong on purpose
 
 
 @cache

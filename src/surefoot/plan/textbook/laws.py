@@ -8,6 +8,7 @@ from surefoot.plan.hardware import accelerator
 from surefoot.plan.sizing.allocation import Serving, as_good_at, at_size, best, bowl, for_serving
 from surefoot.plan.sizing.budget import budget, training_cost
 from surefoot.plan.sizing.published import EPOCH, HOFFMANN, HOFFMANN_ROUNDED, law
+from surefoot.plan.surface_record import Surface
 from surefoot.plan.textbook.row import LLAMA_7B, Row, short
 from surefoot.plan.tuning.laws import LEARNING_RATES, Run, critical_by_data, critical_by_loss
 from surefoot.plan.tuning.laws import batches as batch_laws
@@ -133,8 +134,8 @@ def _exponents() -> Row:
 
 
 def _rounded_constants() -> Row:
-    def ratio(surface: object) -> float:
-        chinchilla = replace(law("epoch"), rule=surface)  # type: ignore[arg-type]
+    def ratio(surface: Surface) -> float:
+        chinchilla = replace(law("epoch"), rule=surface)
         return chinchilla.best_tokens(_CHINCHILLA) / chinchilla.best_n(_CHINCHILLA)
 
     rounded, printed, corrected = ratio(HOFFMANN_ROUNDED), ratio(HOFFMANN), ratio(EPOCH)
