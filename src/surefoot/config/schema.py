@@ -27,6 +27,7 @@ class Setting:
     high: float | None
     since: int
     is_path: bool
+    counts: bool
 
     @property
     def item_section(self) -> type | None:

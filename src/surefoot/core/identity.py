@@ -54,7 +54,8 @@ def values_of(section: Any) -> dict[str, Any]:
 
 
 def _counts(item: Field[Any], value: object) -> bool:
-    return not item.metadata["is_path"] and (item.metadata["since"] == 1 or value != item.default)
+    metadata = item.metadata
+    return not metadata["is_path"] and metadata["counts"] and (metadata["since"] == 1 or value != item.default)
 
 
 def _value(value: Any) -> Any:

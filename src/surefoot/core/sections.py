@@ -12,10 +12,21 @@ from typing import Any, Literal
 
 
 def setting(
-    default: Any, why: str, *, unit: str = "", low: float | None = None, high: float | None = None, since: int = 1, is_path: bool = False
+    default: Any,
+    why: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    since: int = 1,
+    is_path: bool = False,
+    counts: bool = True,
 ) -> Any:
-    """A config field. `low` and `high` are inclusive bounds; `is_path` fields are relative to the TOML and never hashed."""
-    metadata = {"why": why, "unit": unit, "low": low, "high": high, "since": since, "is_path": is_path}
+    """A config field. `low` and `high` are inclusive bounds; `is_path` fields are relative to the TOML.
+
+    Neither paths nor what does not count (it changes no weight, as a prefetch depth) are hashed.
+    """
+    metadata = {"why": why, "unit": unit, "low": low, "high": high, "since": since, "is_path": is_path, "counts": counts}
     if isinstance(default, list | dict):
         raise TypeError("defaults are immutable: use a tuple")
     return field(default=default, metadata=metadata)
@@ -65,6 +76,14 @@ class SourceSection:
         (), "files, folders, patterns such as corpus/*.jsonl, or builtin:python-stdlib; needed only to prepare", is_path=True
     )
     weight: float = setting(1.0, "share of the mixture", low=0.0)
+    exhaustion: Literal["repeat", "stop", "redistribute"] = setting(
+        "repeat",
+        "when it has been read max_epochs times: repeat goes on under a new key, stop lets no run begin that needs more, redistribute "
+        "gives its share to the others",
+        since=4,
+    )
+    max_epochs: int = setting(0, "passes over it; 0 is no limit for repeat, else 1; above 4 repeated text teaches less", low=0, since=4)
+    rules_off: tuple[str, ...] = setting((), "quality rules that do not suit it: word rules fail code and tables", since=4, counts=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,41 @@ class DataSection:
     tokenizer: str = setting("bpe:8192", "bpe:<size> trains a byte-level BPE; bytes needs none; else a tokenizer.json", is_path=True)
     heldout_fraction: float = setting(0.01, "documents kept out of training for the held-out loss, chosen by their hash", low=0.0, high=0.5)
     seq_len: int = setting(256, "tokens per sample", unit="tokens", low=2)
+    max_seq_len: int = setting(
+        0,
+        "the longest sequence that any stage may ever ask for: samples are drawn in units of it; 0 is the longest of the declared ones",
+        unit="tokens",
+        low=0,
+        since=4,
+    )
+    reserve_fraction: float = setting(
+        0.0, "share of each source that is kept back to take the place of blocked samples (mode replace)", low=0.0, high=0.1, since=4
+    )
+    prefetch_steps: int = setting(
+        2, "steps whose rows are read ahead of time; 0 reads when asked", unit="steps", low=0, since=4, counts=False
+    )
+    look_ahead_samples: int = setting(
+        0,
+        "samples to come that a process of low priority puts to the quality rules; 0 is off",
+        unit="samples",
+        low=0,
+        since=4,
+        counts=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StageSection:
+    """What changes from a sample on, under `[[stage]]`. What is left out stays as it was in the stage before."""
+
+    first_sample: int = setting(0, "the global sample from which it holds, aligned to nothing", unit="samples", low=0, since=4)
+    weights: tuple[tuple[str, float], ...] = setting((), "shares by source, { web = 7, code = 3 }; a source left out gets none", since=4)
+    seq_len: int = setting(0, "tokens per sample; 0 leaves it", unit="tokens", low=0, since=4)
+    rope_base: float = setting(0.0, "base of the rotary embeddings; 0 leaves it", low=0.0, since=4)
+    global_batch_size: int = setting(
+        0, "samples per step from the first step that begins in it; 0 leaves it", unit="samples", low=0, since=4
+    )
+    lr: float = setting(0.0, "peak learning rate, which the schedule goes on to shape; 0 leaves it", low=0.0, since=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,70 @@
+"""The stages of a run, filled in: what holds from which sample on. Pure; the same on every rank, and after any number of resumes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from surefoot.core.sections import DataSection, ModelSection, OptimizerSection, StageSection
+
+
+class HasStages(Protocol):
+    """What of a RunConfig is read here."""
+
+    @property
+    def model(self) -> ModelSection: ...
+    @property
+    def data(self) -> DataSection: ...
+    @property
+    def optimizer(self) -> OptimizerSection: ...
+    @property
+    def stage(self) -> tuple[StageSection, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """From `first_sample` on. `weights` are by source, as they were given; empty where the config names no source (then all are alike).
+
+    `global_batch_size` is 0 while [train] decides.
+    """
+
+    first_sample: int
+    weights: tuple[tuple[str, float], ...]
+    seq_len: int
+    rope_base: float
+    lr: float
+    global_batch_size: int = 0
+
+
+def stages_of(config: HasStages) -> tuple[Stage, ...]:
+    """All stages in their order, the first at sample 0: what a `[[stage]]` leaves out stays as it was before it."""
+    stages = [
+        Stage(
+            first_sample=0,
+            weights=tuple((source.name, source.weight) for source in config.data.sources),
+            seq_len=config.data.seq_len,
+            rope_base=config.model.rope_base,
+            lr=config.optimizer.lr,
+        )
+    ]
+    for section in sorted(config.stage, key=lambda section: section.first_sample):
+        before = stages[-1]
+        stage = Stage(
+            first_sample=section.first_sample,
+            weights=section.weights or before.weights,
+            seq_len=section.seq_len or before.seq_len,
+            rope_base=section.rope_base or before.rope_base,
+            lr=section.lr or before.lr,
+            global_batch_size=section.global_batch_size or before.global_batch_size,
+        )
+        if stage.first_sample == before.first_sample:
+            stages.pop()
+        stages.append(stage)
+    return tuple(stages)
+
+
+def stage_index(stages: Sequence[Stage], sample: int) -> int:
+    """Which stage global `sample` lies in."""
+    return bisect_right([stage.first_sample for stage in stages], sample) - 1
