@@ -1,0 +1,279 @@
+"""Both ways between tokens and documents: which documents a span of a source's stream holds, and where in the stream a document lies.
+
+Nothing is searched that arithmetic and the files beside the shards do not tell within a few reads of some KiB. Positions are tokens of the
+source's whole stream, over all its shards; what a run makes of them is for its order to say.
+"""
+
+from __future__ import annotations
+
+import string
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from surefoot.core.blocking import TokenSpan
+from surefoot.core.errors import ConfigError, DataError
+from surefoot.data.manifest import Manifest, ShardEntry, Split, load_manifest
+from surefoot.data.side_files import Lengths, Origins, documents_by_hash
+
+MIN_HASH_DIGITS: Final = 8
+"""32 bits: of a thousand million documents one in five shares its first 8 digits with another, and is asked for with more."""
+_STORED_DIGITS: Final = 32
+_KEY_DIGITS: Final = 16
+_MAX_OPEN_SHARDS: Final = 16
+_MAX_NAMES: Final = 10_000
+_MAX_LISTED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """One document where it lies: tokens [start, end) of its source's stream, EOS included, and where its text came from.
+
+    `number` counts the documents of the source from 0; `hash` is the first half of the sha256 of its text; `record` counts from 1.
+    """
+
+    source: str
+    number: int
+    shard: str
+    start: int
+    end: int
+    hash: str
+    file: str
+    record: int
+    byte_offset: int
+    byte_length: int
+
+    @property
+    def id(self) -> str:
+        """source/number: the name that is always its alone."""
+        return f"{self.source}/{self.number}"
+
+    @property
+    def span(self) -> TokenSpan:
+        return TokenSpan(self.source, self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A shard in its source: which one it is, and the tokens and documents before it."""
+
+    source: str
+    entry: ShardEntry
+    first_token: int
+    first_doc: int
+
+
+class Provenance:
+    """The documents of one split of a prepared folder. Files are opened when they are needed; few stay open."""
+
+    def __init__(self, path: str | Path, *, manifest: Manifest | None = None, split: Split = "train") -> None:
+        self.manifest = manifest or load_manifest(path)
+        self._path, self._split = Path(path), split
+        self._places = {name: _places(name, source.splits[split].shards) for name, source in self.manifest.sources.items()}
+        self._token_ends = {
+            name: list(accumulate(place.entry.tokens for place in places)) for name, places in self._places.items()
+        }  # looked up with each span
+        self._open: OrderedDict[tuple[str, str], _OpenShard] = OrderedDict()
+
+    def __enter__(self) -> Provenance:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def documents(self, span: TokenSpan) -> list[StoredDocument]:
+        """The documents that hold a token of `span`, in order. Raises DataError for a source or a position that is not there."""
+        places, ends = self._of_source(span.source), self._token_ends.get(span.source, [])
+        num_tokens = ends[-1] if ends else 0
+        if not 0 <= span.start < span.end <= num_tokens:
+            raise DataError(f"tokens {span.start}:{span.end} of {num_tokens}", where=f"source {span.source!r}", hint="stay within them")
+        found: list[StoredDocument] = []
+        start = span.start
+        while start < span.end:
+            place = places[bisect_right(ends, start)]
+            end = min(span.end, place.first_token + place.entry.tokens)
+            shard = self._shard(place)
+            first_doc, end_doc = shard.lengths.documents_in(start - place.first_token, end - place.first_token)
+            found += shard.documents(first_doc, end_doc)
+            start = end
+        return found
+
+    def find(self, document: str) -> list[StoredDocument]:
+        """Every place of a document: of its hash, of at least 8 digits of it, or of "source/number".
+
+        Raises ConfigError for what names no document, DataError when there is none or several share the digits.
+        """
+        if "/" in document:
+            return [self._numbered(document)]
+        digits = document.lower()
+        if len(digits) < MIN_HASH_DIGITS or not set(digits) <= set(string.hexdigits):
+            hint = f"give at least {MIN_HASH_DIGITS} hex digits of its hash, or source/number, as `data locate` prints both"
+            raise ConfigError(f"{document!r} names no document", where="document", hint=hint)
+        found = [stored for places in self._places.values() for place in places for stored in self._with_hash(place, digits)]
+        different = sorted({stored.hash for stored in found})
+        if len(different) > 1:
+            listed = ", ".join(different[:_MAX_LISTED]) + (", ..." if len(different) > _MAX_LISTED else "")
+            raise DataError(f"{len(different)} documents begin with {digits}: {listed}", where=str(self._path), hint="give more digits")
+        if not found:
+            counts = ", ".join(f"{name} {source.splits[self._split].docs}" for name, source in self.manifest.sources.items())
+            hint = f"documents in its {self._split} split: {counts}"
+            raise DataError(f"no document with hash {digits}", where=str(self._path), hint=hint)
+        return found
+
+    def spans_of_file(self, file: str) -> list[TokenSpan]:
+        """All tokens of one source file, by the name that provenance keeps. Raises DataError for an unknown one, with those alike."""
+        spans = [
+            TokenSpan(place.source, place.first_token + start, place.first_token + end)
+            for places in self._places.values()
+            for place in places
+            for start, end in self._shard(place).spans_of_file(file)
+        ]
+        if not spans:
+            names = self._file_names()
+            alike = get_close_matches(file, sorted(names), n=4, cutoff=0.5) or sorted(names)[:_MAX_LISTED]
+            raise DataError(f"no document came from {file!r}", where=str(self._path), hint=f"there are {', '.join(alike)}")
+        return merged(spans)
+
+    def span_of_shard(self, name: str) -> TokenSpan:
+        """All tokens of "source/shard", as in web/00003."""
+        source, _, shard = name.rpartition("/")
+        place = next((place for place in self._of_source(source) if place.entry.name == shard.removesuffix(".tok")), None)
+        if place is None:
+            names = [f"{source}/{place.entry.name}" for place in self._of_source(source)]
+            span = f"{names[0]} to {names[-1]}" if names else "none"
+            raise DataError(f"no shard {name!r}", where=str(self._path), hint=f"there are {span}")
+        return TokenSpan(source, place.first_token, place.first_token + place.entry.tokens)
+
+    def num_documents(self, span: TokenSpan) -> int:
+        """How many documents hold a token of `span`, without reading where they came from."""
+        places, ends = self._of_source(span.source), self._token_ends[span.source]
+        numbers = []
+        for token in (span.start, span.end - 1):
+            place = places[bisect_right(ends, token)]
+            here = token - place.first_token
+            numbers.append(place.first_doc + self._shard(place).lengths.documents_in(here, here + 1)[0])
+        return numbers[1] - numbers[0] + 1
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _of_source(self, source: str) -> Sequence[_Place]:
+        if source not in self._places:
+            raise DataError(f"no source {source!r}", where=str(self._path), hint=f"the prepared data holds {', '.join(self._places)}")
+        return self._places[source]
+
+    def _numbered(self, document: str) -> StoredDocument:
+        source, _, number = document.rpartition("/")
+        places = self._of_source(source)
+        num_docs = sum(place.entry.docs for place in places)
+        if not number.isdecimal() or int(number) >= num_docs:
+            raise DataError(f"no document {document!r}", where=str(self._path), hint=f"source {source!r} has 0 to {num_docs - 1}")
+        place = next(place for place in reversed(places) if place.first_doc <= int(number))
+        here = int(number) - place.first_doc
+        return self._shard(place).documents(here, here + 1)[0]
+
+    def _with_hash(self, place: _Place, digits: str) -> list[StoredDocument]:
+        """Those of one shard. A shard of format 1 has no index: there all hashes are read."""
+        stored = digits[:_STORED_DIGITS]
+        index = self._base(place).with_suffix(".idx")
+        if index.exists():
+            low, high = (int(digits[:_KEY_DIGITS].ljust(_KEY_DIGITS, filler), 16) for filler in "0f")
+            numbers = documents_by_hash(index, num_docs=place.entry.docs, low=low, high=high)
+        else:
+            numbers = self._shard(place).origins.by_hash(bytes.fromhex(stored[: len(stored) // 2 * 2]))
+        candidates = [document for number in sorted(numbers) for document in self._shard(place).documents(number, number + 1)]
+        return [document for document in candidates if document.hash.startswith(stored)]
+
+    def _file_names(self) -> set[str]:
+        names: set[str] = set()
+        for place in (place for places in self._places.values() for place in places):
+            if len(names) < _MAX_NAMES:
+                names |= self._shard(place).origins.file_names(limit=_MAX_NAMES)
+        return names
+
+    def _base(self, place: _Place) -> Path:
+        return self._path / place.source / self._split / place.entry.name
+
+    def _shard(self, place: _Place) -> _OpenShard:
+        key = place.source, place.entry.name
+        shard = self._open.pop(key, None)
+        if shard is None:
+            if len(self._open) >= _MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)[1].close()
+            shard = _OpenShard(self._base(place), place=place)
+        self._open[key] = shard
+        return shard
+
+
+class _OpenShard:
+    """The side files of one shard, each opened when it is first asked."""
+
+    def __init__(self, base: Path, *, place: _Place) -> None:
+        self._base, self._place = base, place
+        self._lengths: Lengths | None = None
+        self._origins: Origins | None = None
+
+    @property
+    def lengths(self) -> Lengths:
+        if self._lengths is None:
+            entry = self._place.entry
+            self._lengths = Lengths(self._base.with_suffix(".len"), num_docs=entry.docs, num_tokens=entry.tokens)
+        return self._lengths
+
+    @property
+    def origins(self) -> Origins:
+        if self._origins is None:
+            self._origins = Origins(self._base.with_suffix(".src.parquet"), num_docs=self._place.entry.docs)
+        return self._origins
+
+    def documents(self, first_doc: int, end_doc: int) -> list[StoredDocument]:
+        bounds = (self.lengths.bounds(first_doc, end_doc) + self._place.first_token).tolist()
+        return [
+            StoredDocument(
+                source=self._place.source,
+                number=self._place.first_doc + first_doc + place,
+                shard=self._place.entry.name,
+                start=bounds[place],
+                end=bounds[place + 1],
+                hash=row["doc_hash"].hex(),
+                file=row["file"],
+                record=row["record"],
+                byte_offset=row["byte_offset"],
+                byte_length=row["byte_length"],
+            )
+            for place, row in enumerate(self.origins.rows(first_doc, end_doc))
+        ]
+
+    def spans_of_file(self, file: str) -> list[tuple[int, int]]:
+        """In tokens of the shard."""
+        runs = self.origins.of_file(file)
+        return [(int(self.lengths.bounds(first, first + 1)[0]), int(self.lengths.bounds(end - 1, end)[-1])) for first, end in runs]
+
+    def close(self) -> None:
+        for file in (self._lengths, self._origins):
+            if file is not None:
+                file.close()
+
+
+def merged(spans: Iterable[TokenSpan]) -> list[TokenSpan]:
+    """The same tokens in as few spans as can be, by source and position."""
+    result: list[TokenSpan] = []
+    for span in sorted(spans, key=lambda span: (span.source, span.start)):
+        if result and result[-1].source == span.source and span.start <= result[-1].end:
+            result[-1] = TokenSpan(span.source, result[-1].start, max(result[-1].end, span.end))
+        else:
+            result.append(span)
+    return result
+
+
+def _places(source: str, shards: Sequence[ShardEntry]) -> list[_Place]:
+    tokens = accumulate((shard.tokens for shard in shards), initial=0)
+    docs = accumulate((shard.docs for shard in shards), initial=0)
+    return [_Place(source, shard, first_token, first_doc) for shard, first_token, first_doc in zip(shards, tokens, docs, strict=False)]

@@ -1,0 +1,219 @@
+"""The files beside a shard that tell documents apart, read by ranges: a shard of a gibibyte has them with a million documents in.
+
+`.len`          '<u4' tokens of each document, padded to 8 bytes, then the first token of every 1,024th as '<u8'
+`.idx`          '<u8' first 8 bytes of each document's hash as a big-endian number, ascending, then their document numbers as '<u4'
+`.src.parquet`  a row per document: doc_hash, file, record, byte_offset, byte_length
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.core.errors import DataError
+from surefoot.data.shards import LEN_STRIDE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+I64Array = npt.NDArray[np.int64]
+
+ORIGIN_COLUMNS: Final = ("doc_hash", "file", "record", "byte_offset", "byte_length")
+_HINT: Final = "restore the file from a copy, or prepare the data again with --force"
+_WINDOW: Final = 1024
+"""Entries of an index that are read at once, 8 KiB. Hashes are uniform, so of a million a place is foretold within some 500."""
+
+
+class SideFile:
+    """A file that is read by ranges. Raises DataError when it is not there or holds less than is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise DataError(f"cannot open it: {error.strerror}", where=str(path), hint=_HINT) from error
+
+    def read(self, offset: int, count: int, *, dtype: str) -> npt.NDArray[Any]:
+        """`count` items of `dtype` from byte `offset` on."""
+        num_bytes = count * np.dtype(dtype).itemsize
+        try:
+            data = os.pread(self._fd, num_bytes, offset)
+        except OSError as error:
+            raise DataError(f"reading failed: {error.strerror}", where=str(self.path), hint="check the disk") from error
+        if len(data) < num_bytes:
+            raise DataError(f"it is cut short: {num_bytes} bytes wanted at {offset}, got {len(data)}", where=str(self.path), hint=_HINT)
+        return np.frombuffer(data, dtype=dtype)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Lengths:
+    """Where each document of a shard begins, in tokens of the shard. One read of 8 bytes per 1,024 documents, then 4 KiB a look-up."""
+
+    def __init__(self, path: Path, *, num_docs: int, num_tokens: int) -> None:
+        self._num_docs, self._num_tokens = num_docs, num_tokens
+        self._file = SideFile(path)
+        counts_bytes = -(-4 * num_docs // 8) * 8
+        self._firsts = self._file.read(counts_bytes, -(-num_docs // LEN_STRIDE), dtype="<u8").astype(np.int64)
+
+    def bounds(self, first_doc: int, end_doc: int) -> I64Array:
+        """The first token of each document in [first_doc, end_doc), and behind them where the last one ends."""
+        stride = first_doc // LEN_STRIDE
+        counts = self._file.read(4 * stride * LEN_STRIDE, end_doc - stride * LEN_STRIDE, dtype="<u4").astype(np.int64)
+        bounds = int(self._firsts[stride]) + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+        if bounds[-1] > self._num_tokens:
+            raise DataError(f"documents end at token {bounds[-1]} of {self._num_tokens}", where=str(self._file.path), hint=_HINT)
+        return bounds[first_doc - stride * LEN_STRIDE :]
+
+    def documents_in(self, start: int, end: int) -> tuple[int, int]:
+        """[first, end) of the documents that hold a token of [start, end)."""
+        return self._document_at(start), self._document_at(end - 1) + 1
+
+    def _document_at(self, token: int) -> int:
+        stride = int(np.searchsorted(self._firsts, token, side="right")) - 1
+        first = stride * LEN_STRIDE
+        bounds = self.bounds(first, min(first + LEN_STRIDE, self._num_docs))
+        return first + int(np.searchsorted(bounds, token, side="right")) - 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def documents_by_hash(path: Path, *, num_docs: int, low: int, high: int) -> list[int]:
+    """From an `.idx` file: the documents whose hash begins with 8 bytes from `low` to `high`, both included. About two reads of 8 KiB."""
+    file = SideFile(path)
+    try:
+        first = _lower_bound(file, num_docs=num_docs, key=low)
+        found: list[int] = []
+        while first < num_docs:
+            keys = file.read(8 * first, min(_WINDOW, num_docs - first), dtype="<u8")
+            num_found = int(np.searchsorted(keys, np.uint64(high), side="right"))
+            if num_found:
+                found += file.read(8 * num_docs + 4 * first, num_found, dtype="<u4").tolist()
+            if num_found < len(keys):
+                break
+            first += num_found
+        return found
+    finally:
+        file.close()
+
+
+def _lower_bound(file: SideFile, *, num_docs: int, key: int) -> int:
+    """How many keys are less than `key`. Looks where a uniform key would lie; after two misses halves what is left, whatever they are."""
+    first, end = 0, num_docs
+    below, above = 0, 1 << 64
+    num_misses = 0
+    while first < end:
+        share = (key - below) / (above - below) if num_misses < 2 else 0.5
+        middle = first + int((end - first) * share)
+        begin = max(first, min(middle - _WINDOW // 2, end - _WINDOW))
+        keys = file.read(8 * begin, min(_WINDOW, end - begin), dtype="<u8")
+        place = int(np.searchsorted(keys, np.uint64(key), side="left"))
+        if place == 0 and begin > first:
+            end, above = begin, int(keys[0])
+        elif place == len(keys) and begin + len(keys) < end:
+            first, below = begin + len(keys), int(keys[-1])
+        else:
+            return begin + place
+        num_misses += 1
+    return first
+
+
+class Origins:
+    """The rows of a `.src.parquet`, by document number. Reads the row groups that hold them, and keeps the last one."""
+
+    def __init__(self, path: Path, *, num_docs: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = path
+        try:
+            self._file: pq.ParquetFile = pq.ParquetFile(path, memory_map=False)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot be read: {error}", where=str(path), hint=_HINT) from error
+        metadata = self._file.metadata
+        self._ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
+        if metadata.num_rows != num_docs:
+            raise DataError(f"it has {metadata.num_rows} rows, the manifest says {num_docs}", where=str(path), hint=_HINT)
+        self._last: tuple[tuple[int, tuple[str, ...]], pa.Table] | None = None
+
+    def rows(self, first_doc: int, end_doc: int) -> list[dict[str, Any]]:
+        """One mapping of `ORIGIN_COLUMNS` per document of [first_doc, end_doc)."""
+        rows: list[dict[str, Any]] = []
+        for group, begin, end in self._groups(first_doc, end_doc):
+            here = max(begin, first_doc)
+            rows += self._read(group, ORIGIN_COLUMNS).slice(here - begin, min(end, end_doc) - here).to_pylist()
+        return rows
+
+    def by_hash(self, prefix: bytes) -> list[int]:
+        """Documents whose hash begins with `prefix`. Goes through all of them: for shards of a format that has no `.idx`."""
+        found: list[int] = []
+        for group, begin, _ in self._groups(0, self._ends[-1] if self._ends else 0):
+            hashes = self._read(group, ("doc_hash",)).column("doc_hash").to_pylist()
+            found += [begin + place for place, digest in enumerate(hashes) if digest.startswith(prefix)]
+        return found
+
+    def of_file(self, name: str) -> list[tuple[int, int]]:
+        """[first, end) of the runs of documents that came from `name`. Row groups whose bounds leave it out are not read."""
+        places: list[int] = []
+        for group, begin, _ in self._groups(0, self._ends[-1] if self._ends else 0):
+            if self._may_hold(group, name):
+                files = self._read(group, ("file",)).column("file").to_pylist()
+                places += [begin + place for place, file in enumerate(files) if file == name]
+        return runs_of(places)
+
+    def file_names(self, *, limit: int) -> set[str]:
+        """Some names of files, at most about `limit`: for a message."""
+        names: set[str] = set()
+        for group, _, _ in self._groups(0, self._ends[-1] if self._ends else 0):
+            names.update(self._read(group, ("file",)).column("file").unique().to_pylist())
+            if len(names) >= limit:
+                break
+        return names
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _groups(self, first_doc: int, end_doc: int) -> Iterator[tuple[int, int, int]]:
+        """(row group, its first document, its end) of each that holds one of [first_doc, end_doc)."""
+        begin = 0
+        for group, end in enumerate(self._ends):
+            if begin < end_doc and end > first_doc:
+                yield group, begin, end
+            begin = end
+
+    def _read(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        import pyarrow as pa
+
+        if self._last is None or self._last[0] != (group, columns):
+            try:
+                self._last = (group, columns), self._file.read_row_group(group, columns=list(columns), use_threads=False)
+            except (OSError, pa.ArrowException) as error:
+                raise DataError(f"row group {group} cannot be read: {error}", where=str(self.path), hint=_HINT) from error
+        return self._last[1]
+
+    def _may_hold(self, group: int, name: str) -> bool:
+        metadata = self._file.metadata.row_group(group)
+        column = next(number for number in range(metadata.num_columns) if metadata.column(number).path_in_schema == "file")
+        bounds = metadata.column(column).statistics
+        return bounds is None or not bounds.has_min_max or bool(bounds.min <= name <= bounds.max)
+
+
+def runs_of(places: list[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as [first, end) of their runs without a gap."""
+    runs: list[tuple[int, int]] = []
+    for place in places:
+        if runs and runs[-1][1] == place:
+            runs[-1] = runs[-1][0], place + 1
+        else:
+            runs.append((place, place + 1))
+    return runs
