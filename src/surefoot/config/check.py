@@ -18,9 +18,11 @@ class Refused(ValueError):
 
 
 def checked(setting: Setting, value: Any) -> Any:
-    """`value` as the setting's exact type: lists become tuples, integers floats where those are declared. Raises Refused."""
+    """`value` as the setting's exact type: lists become tuples, tables pairs, integers floats where those are declared. Raises Refused."""
     if isinstance(value, int) and abs(value) >= _INT64:
         raise Refused(f"{describe_wanted(setting)}, in 64 bits")
+    if setting.is_table:
+        value = tuple(value.items()) if isinstance(value, dict) else None
     try:
         return _adapter(setting).validate_python(_as_tuples(value))
     except ValidationError:

@@ -13,7 +13,7 @@ from tomlkit.exceptions import ParseError, TOMLKitError
 from surefoot.config.key_lines import key_lines, line_of, second_place
 from surefoot.config.names import explain_unknown_key, explain_unknown_section
 from surefoot.config.problems import Problem
-from surefoot.config.schema import describe_type, sections, settings_of
+from surefoot.config.schema import describe_type, sections, settings_of, table_lists
 from surefoot.core.errors import ConfigError
 from surefoot.core.tiers import without_credentials
 
@@ -76,6 +76,8 @@ def given_by_file(document: Document, problems: list[Problem]) -> dict[str, dict
     """The settings of the file per section. Unknown sections and keys become problems."""
     given: dict[str, dict[str, Given]] = {}
     for name, content in document.values.items():
+        if name in table_lists():
+            continue
         if name not in sections():
             what, hint = explain_unknown_section(name)
             problems.append(Problem(document.where(name), what, hint))
@@ -94,6 +96,20 @@ def given_by_file(document: Document, problems: list[Problem]) -> dict[str, dict
     return given
 
 
+def lists_given(document: Document, overrides: Sequence[str]) -> dict[str, Given]:
+    """The arrays of tables at the top level, `[[stage]]`: those of the file, or `stage=[...]` whole in their place."""
+    given = {
+        name: Given(content, document.origin(name), document.where(name))
+        for name, content in document.values.items()
+        if name in table_lists()
+    }
+    for text in overrides:
+        name, _, raw = text.partition("=")
+        if name.strip() in table_lists():
+            given[name.strip()] = Given(_override_value(raw.strip(), wants_text=False), "override", f"override {text}")
+    return given
+
+
 def given_by_overrides(overrides: Sequence[str], problems: list[Problem]) -> dict[str, dict[str, Given]]:
     """The settings of `section.key=value` texts per section; a later one wins."""
     given: dict[str, dict[str, Given]] = {}
@@ -103,6 +119,10 @@ def given_by_overrides(overrides: Sequence[str], problems: list[Problem]) -> dic
         section, dot, key = name.strip().partition(".")
         if not separator:
             problems.append(Problem(where, "an override has no value", "write section.key=value, such as train.num_steps=60"))
+        elif name.strip() in table_lists():
+            continue
+        elif (listed := section.partition("[")[0]) in table_lists():
+            problems.append(Problem(where, f"[[{listed}]] is overridden as a whole", f"write {listed}=[{{ ... }}, ...] with all of them"))
         elif section not in sections():
             what, hint = explain_unknown_section(section)
             problems.append(Problem(where, what, hint))
@@ -117,8 +137,14 @@ def given_by_overrides(overrides: Sequence[str], problems: list[Problem]) -> dic
 
 def show(value: object) -> str:
     """A value as a person would find it in their file, cut to a readable length."""
-    is_plain = isinstance(value, str | bool | int | float | list | dict)
-    text = tomlkit.item(value).as_string() if is_plain else str(value)
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        table.update(value)
+        text = table.as_string()
+    elif isinstance(value, str | bool | int | float | list):
+        text = tomlkit.item(value).as_string()
+    else:
+        text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

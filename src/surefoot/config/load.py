@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.check import Refused, checked
-from surefoot.config.document import Document, Given, given_by_file, given_by_overrides, read_document, show
+from surefoot.config.document import Document, Given, given_by_file, given_by_overrides, lists_given, read_document, show
 from surefoot.config.names import explain_unknown_key, nearest
 from surefoot.config.presets import PRESETS
 from surefoot.config.problems import Problem, as_error
 from surefoot.config.rules import broken_rules, questionable
-from surefoot.config.schema import Setting, sections, settings_of
+from surefoot.config.schema import Setting, sections, settings_of, table_lists
 from surefoot.core.config_paths import absolute_path
 from surefoot.core.identity import section_hashes
 from surefoot.core.sections import RunConfig
@@ -51,12 +51,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
     _apply_preset(given, problems)
 
     reader = _Reader(document=document, problems=problems, origins={})
-    config = RunConfig(**{name: reader.section(name, given=given.get(name, {})) for name in sections()})
+    parts: dict[str, Any] = {name: reader.section(name, given=given.get(name, {})) for name in sections()}
+    lists = lists_given(document, overrides)
+    parts |= {name: reader.tables(name, table_lists()[name], told) for name, told in lists.items()}
+    config = RunConfig(**parts)
     if problems:
         raise as_error(problems)
     broken = broken_rules(config)
     if broken:
-        raise as_error([Problem(_where(name, given, document), f"{name}: {what}", hint) for name, what, hint in broken])
+        raise as_error([Problem(_where(name, given, lists, document), f"{name}: {what}", hint) for name, what, hint in broken])
     return LoadedConfig(
         config=config,
         origins=reader.origins,
@@ -83,8 +86,7 @@ class _Reader:
                 self.origins[path] = "default"
                 values[setting.key] = setting.default
             elif setting.item_section:
-                self.origins[path] = given[setting.key].origin
-                values[setting.key] = self._tables(path, setting.item_section, given[setting.key])
+                values[setting.key] = self.tables(path, setting.item_section, given[setting.key])
             else:
                 values[setting.key] = self._value(path, setting, given[setting.key])
         if name == "run" and not values["dir"]:
@@ -105,8 +107,9 @@ class _Reader:
             value = absolute_path(value, folder=folder) if isinstance(value, str) else tuple(absolute_path(v, folder=folder) for v in value)
         return value
 
-    def _tables(self, path: str, section: type, given: Given) -> tuple[Any, ...]:
+    def tables(self, path: str, section: type, given: Given) -> tuple[Any, ...]:
         """The items of an array of tables such as `[[data.sources]]`."""
+        self.origins[path] = given.origin
         if not isinstance(given.value, list) or not all(isinstance(item, dict) for item in given.value):
             self.problems.append(Problem(given.where, f"{path}: got {show(given.value)}, wanted a list of tables", f"write [[{path}]]"))
             return ()
@@ -147,8 +150,9 @@ def _apply_preset(given: dict[str, dict[str, Given]], problems: list[Problem]) -
         model.setdefault(key, Given(value, "preset", preset.where))
 
 
-def _where(setting: str, given: Mapping[str, Mapping[str, Given]], document: Document) -> str:
+def _where(setting: str, given: Mapping[str, Mapping[str, Given]], lists: Mapping[str, Given], document: Document) -> str:
     """The place of a setting for messages; for one left at its default, the section's header."""
     section, _, key = setting.partition(".")
-    found = given.get(section, {}).get(key)
+    listed = lists.get(section.partition("[")[0])
+    found = given.get(section, {}).get(key) or (listed if listed and listed.origin == "override" else None)
     return found.where if found else document.where(setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from surefoot.config.schema import NOT_IN_THIS_RELEASE, every_setting, sections, sections_with, settings_of
+from surefoot.config.schema import NOT_IN_THIS_RELEASE, every_setting, sections, sections_with, settings_of, table_lists
 
 
 def nearest(name: str, *, choices: Iterable[str]) -> str | None:
@@ -18,21 +18,21 @@ def explain_unknown_section(name: str) -> tuple[str, str]:
     """(what, hint) for a top-level name that is no section."""
     if name in NOT_IN_THIS_RELEASE:
         return f"[{name}] is not in this release", "remove it"
-    owners = sections_with(name)
+    owners = _owners(name)
     if owners:
         return f'key "{name}" stands outside its section', f"{name} belongs in {_list_sections(owners)}"
-    close = nearest(name, choices=sections())
-    hint = f"did you mean [{close}]?" if close else f"the sections are {', '.join(sections())}"
+    close = nearest(name, choices=[*sections(), *table_lists()])
+    hint = f"did you mean {_list_sections([close])}?" if close else f"the sections are {', '.join([*sections(), *table_lists()])}"
     return f"there is no section [{name}]", hint
 
 
 def explain_unknown_key(section: str, key: str, *, settings: Iterable[str] | None = None) -> tuple[str, str]:
     """(what, hint) for a key that its section lacks: misspelled, misplaced, or not built yet. `settings` when it is not a plain section."""
     known = list(settings_of(sections()[section]) if settings is None else settings)
-    what = f'[{section}] has no key "{key}"'
+    what = f'{_list_sections([section])} has no key "{key}"'
     if f"{section}.{key}" in NOT_IN_THIS_RELEASE:
         return f"{section}.{key} is not in this release", "remove it"
-    owners = sections_with(key)
+    owners = _owners(key)
     if owners:
         return what, f"{key} belongs in {_list_sections(owners)}"
     close = nearest(key, choices=known)
@@ -44,5 +44,10 @@ def explain_unknown_key(section: str, key: str, *, settings: Iterable[str] | Non
     return what, f"its keys are {', '.join(known)}" if known else "it has no settings in this release"
 
 
+def _owners(key: str) -> list[str]:
+    """The sections that have `key`; where none has, the lists of tables that do."""
+    return sections_with(key) or [name for name, section in table_lists().items() if key in settings_of(section)]
+
+
 def _list_sections(names: list[str]) -> str:
-    return " or ".join(f"[{name}]" for name in names)
+    return " or ".join(f"[[{name}]]" if name in table_lists() else f"[{name}]" for name in names)

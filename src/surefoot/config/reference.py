@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from surefoot.config.presets import PRESETS
-from surefoot.config.schema import Setting, describe_wanted, sections, settings_of
+from surefoot.config.schema import Setting, describe_wanted, sections, settings_of, table_lists
 from surefoot.core.config_text import toml_value
 from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.sections import HASHED_SECTIONS, ModelSection
@@ -26,6 +26,10 @@ One TOML describes a run. `surefoot train run.toml` starts it, restarts it and r
   resume under another hash is refused until the change is accepted by name. Marked **identity** below; paths never count.
 """
 
+_LISTS = {
+    "stage": "**Identity** as far as it lies behind: a stage that has not begun may be added, moved or taken out at any start. "
+    "docs/stages.md has an example."
+}
 _VOCAB_SIZES = {"tiny": 8192, "quickstart": 8192, "1b": 128256, "8b": 128256}
 
 
@@ -37,6 +41,8 @@ def reference() -> str:
         for setting in settings_of(section).values():
             if setting.item_section:
                 lines += _section(f"[[{name}.{setting.key}]]", setting.item_section, note="")
+    for name, section in table_lists().items():
+        lines += _section(f"[[{name}]]", section, note=_LISTS[name])
     lines += ["## Model presets", "", "| preset | sizes | parameters |", "| --- | --- | --- |"]
     for name, sizes in PRESETS.items():
         shown = ", ".join(f"{key} {toml_value(value)}" for key, value in sizes.items())
@@ -67,6 +73,8 @@ def _section(title: str, section: type, *, note: str) -> Iterator[str]:
 
 
 def _default(setting: Setting) -> str:
+    if setting.is_table:
+        return "`{}`"
     return "" if setting.item_section else f"`{toml_value(setting.default)}`"
 
 

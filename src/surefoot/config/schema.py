@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from surefoot.core.sections import RunConfig
 
 # Named in the specification, not built yet: these deserve a better answer than "unknown".
-NOT_IN_THIS_RELEASE = frozenset({"stage"})
+NOT_IN_THIS_RELEASE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Setting:
     high: float | None
     since: int
     is_path: bool
+    is_table: bool
     counts: bool
 
     @property
     def item_section(self) -> type | None:
         """The section class of the items when this is an array of tables such as `[[data.sources]]`."""
-        arguments = get_args(self.type)
-        return arguments[0] if arguments and is_dataclass(arguments[0]) and isinstance(arguments[0], type) else None
+        return _item_section(self.type)
 
 
 def settings_of(section: type) -> Mapping[str, Setting]:
@@ -55,8 +55,24 @@ def _settings(section: type) -> Mapping[str, Setting]:
 @cache
 def sections() -> Mapping[str, type]:
     """The section classes of RunConfig by name, in the order of their declaration."""
+    return {name: kind for name, kind in _parts().items() if is_dataclass(kind)}
+
+
+@cache
+def table_lists() -> Mapping[str, type]:
+    """What stands at the top level as an array of tables, `[[stage]]`: the section class of the items by name."""
+    return {name: section for name, kind in _parts().items() if (section := _item_section(kind))}
+
+
+@cache
+def _parts() -> Mapping[str, Any]:
     types = get_type_hints(RunConfig)
     return {item.name: types[item.name] for item in fields(RunConfig)}
+
+
+def _item_section(kind: Any) -> type | None:
+    arguments = get_args(kind)
+    return arguments[0] if arguments and is_dataclass(arguments[0]) and isinstance(arguments[0], type) else None
 
 
 def sections_with(key: str) -> list[str]:
@@ -95,6 +111,8 @@ def describe_type(kind: Any) -> str:
 
 def describe_wanted(setting: Setting) -> str:
     """What a setting accepts, bounds and unit included: 'an integer of at least 1 (steps)'."""
+    if setting.is_table:
+        return "a table of numbers by name, such as { web = 7, code = 3 }"
     if get_origin(setting.type) is Union:  # a number with its bounds, or a word
         number, *others = get_args(setting.type)
         words_of_others = (describe_type(other).removeprefix("only ") for other in others)

@@ -2,6 +2,8 @@
 
 A new world size, folder or version never refuses a resume by itself. So paths are left out (the data manifest's hash stands for them), a
 preset's name too (its sizes stand for it), and settings newer than config version 1 count only away from their defaults.
+
+Stages are hashed where there are any, but refuse no resume: those to come may change, and for those behind it the data cursor stands.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from typing import Any
 from surefoot.core.functions import source_sha256
 from surefoot.core.hashing import sha256_json
 from surefoot.core.sections import HASHED_SECTIONS, RunConfig
+from surefoot.core.stages import in_order, longest_seq_len
 
 SettingChange = tuple[str, str, object, object]
 
+STAGES = "stage"
+
 
 def section_hashes(config: RunConfig) -> dict[str, str]:
-    """sha256 over canonical JSON per section: `run` (its seed alone) and every one of HASHED_SECTIONS."""
+    """sha256 over canonical JSON per section: `run` (its seed alone), every one of HASHED_SECTIONS, and `stage` where there is one."""
     return {name: sha256_json(values) for name, values in hashed_values(config).items()}
 
 
@@ -34,15 +39,27 @@ def hashed_values(config: RunConfig) -> dict[str, dict[str, Any]]:
     for name in HASHED_SECTIONS:
         result[name] = values_of(getattr(config, name))
     result["model"].pop("preset", None)
+    if config.stage:
+        result[STAGES] = {STAGES: [values_of(stage) for stage in in_order(config.stage)]}
+    unit = longest_seq_len(config)
+    if unit != config.data.seq_len:
+        result["data"]["max_seq_len"] = unit  # as it acts: samples are drawn in this unit, whether it was given or follows from the stages
+    else:
+        result["data"].pop("max_seq_len", None)
     return result
+
+
+def other_sections(made_under: Mapping[str, str], *, now: Mapping[str, str]) -> list[str]:
+    """The names of the hashes of `now` that a checkpoint or a record was not made under, and that refuse a resume unless accepted."""
+    return [name for name in now if name != STAGES and made_under.get(name) != now[name]]
 
 
 def diff_sections(old: RunConfig, new: RunConfig) -> list[SettingChange]:
     """(section, key, old value, new value) of each hashed setting that differs, in the order of the sections. None stands for absent."""
     before, after = hashed_values(old), hashed_values(new)
     changes: list[SettingChange] = []
-    for section in after:
-        was, now = _flat(before[section]), _flat(after[section])
+    for section in dict.fromkeys([*after, *before]):
+        was, now = _flat(before.get(section, {})), _flat(after.get(section, {}))
         differing = [key for key in dict.fromkeys([*was, *now]) if was.get(key, ()) != now.get(key, ())]  # no tables equal absent ones
         changes += [(section, key, was.get(key), now.get(key)) for key in differing]
     return changes
@@ -50,7 +67,7 @@ def diff_sections(old: RunConfig, new: RunConfig) -> list[SettingChange]:
 
 def values_of(section: Any) -> dict[str, Any]:
     """The settings of one section that count, as plain values; tables in a list are opened the same way."""
-    return {item.name: _value(getattr(section, item.name)) for item in fields(section) if _counts(item, getattr(section, item.name))}
+    return {item.name: _value(getattr(section, item.name), item) for item in fields(section) if _counts(item, getattr(section, item.name))}
 
 
 def _counts(item: Field[Any], value: object) -> bool:
@@ -58,7 +75,9 @@ def _counts(item: Field[Any], value: object) -> bool:
     return not metadata["is_path"] and metadata["counts"] and (metadata["since"] == 1 or value != item.default)
 
 
-def _value(value: Any) -> Any:
+def _value(value: Any, item: Field[Any]) -> Any:
+    if item.metadata["is_table"]:
+        return dict(value)  # the order of names means nothing
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return [values_of(item) for item in value]
     return value

@@ -20,13 +20,24 @@ def setting(
     high: float | None = None,
     since: int = 1,
     is_path: bool = False,
+    is_table: bool = False,
     counts: bool = True,
 ) -> Any:
-    """A config field. `low` and `high` are inclusive bounds; `is_path` fields are relative to the TOML.
+    """A config field. `low` and `high` are inclusive bounds; `is_path` fields are relative to the TOML; `is_table` fields hold pairs
+    (name, value), an inline table there.
 
     Neither paths nor what does not count (it changes no weight, as a prefetch depth) are hashed.
     """
-    metadata = {"why": why, "unit": unit, "low": low, "high": high, "since": since, "is_path": is_path, "counts": counts}
+    metadata = {
+        "why": why,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "since": since,
+        "is_path": is_path,
+        "is_table": is_table,
+        "counts": counts,
+    }
     if isinstance(default, list | dict):
         raise TypeError("defaults are immutable: use a tuple")
     return field(default=default, metadata=metadata)
@@ -121,7 +132,9 @@ class StageSection:
     """What changes from a sample on, under `[[stage]]`. What is left out stays as it was in the stage before."""
 
     first_sample: int = setting(0, "the global sample from which it holds, aligned to nothing", unit="samples", low=0, since=4)
-    weights: tuple[tuple[str, float], ...] = setting((), "shares by source, { web = 7, code = 3 }; a source left out gets none", since=4)
+    weights: tuple[tuple[str, float], ...] = setting(
+        (), "shares by source; a source left out gets none; an empty table leaves them", since=4, is_table=True
+    )
     seq_len: int = setting(0, "tokens per sample; 0 leaves it", unit="tokens", low=0, since=4)
     rope_base: float = setting(0.0, "base of the rotary embeddings; 0 leaves it", low=0.0, since=4)
     global_batch_size: int = setting(
@@ -336,6 +349,7 @@ class RunConfig:
     run: RunSection = field(default_factory=RunSection)
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
+    stage: tuple[StageSection, ...] = ()
     train: TrainSection = field(default_factory=TrainSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Protocol
 
 from surefoot.core.sections import DataSection, ModelSection, OptimizerSection, StageSection
@@ -49,7 +50,7 @@ def stages_of(config: HasStages) -> tuple[Stage, ...]:
             lr=config.optimizer.lr,
         )
     ]
-    for section in sorted(config.stage, key=lambda section: section.first_sample):
+    for section in in_order(config.stage):
         before = stages[-1]
         stage = Stage(
             first_sample=section.first_sample,
@@ -63,6 +64,28 @@ def stages_of(config: HasStages) -> tuple[Stage, ...]:
             stages.pop()
         stages.append(stage)
     return tuple(stages)
+
+
+def in_order(sections: Sequence[StageSection]) -> list[StageSection]:
+    """By the sample at which they begin."""
+    return sorted(sections, key=lambda section: section.first_sample)
+
+
+def longest_seq_len(config: HasStages) -> int:
+    """The unit that samples are drawn in: `data.max_seq_len`, or the longest sequence that the config asks for anywhere."""
+    return config.data.max_seq_len or max(config.data.seq_len, *(section.seq_len for section in config.stage), 0)
+
+
+def first_change(old: Sequence[StageSection], new: Sequence[StageSection]) -> int | None:
+    """The first global sample that two lists of stages treat differently; None where they say the same."""
+    for was, now in zip_longest(in_order(old), in_order(new)):
+        if was is None or now is None or _told(was) != _told(now):
+            return min(section.first_sample for section in (was, now) if section is not None)
+    return None
+
+
+def _told(section: StageSection) -> StageSection:
+    return replace(section, weights=tuple(sorted(section.weights)))
 
 
 def stage_index(stages: Sequence[Stage], sample: int) -> int:

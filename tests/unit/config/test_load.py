@@ -123,7 +123,7 @@ BAD_FILES = [
     ("num_steps = 5", 1, 'key "num_steps" stands outside its section', "num_steps belongs in [train]"),
     ("[modle]\nd_model = 5", 1, "there is no section [modle]", "did you mean [model]?"),
     ("[xyzzy]", 1, "there is no section [xyzzy]", "the sections are run, model"),
-    ("[run]\n[[stage]]\nat = 1", 2, "[stage] is not in this release", ""),
+    ("[run]\n[[stage]]\nfirst_samples = 1", 3, '[[stage]] has no key "first_samples"', "did you mean first_sample?"),
     ("[parallel]\nzero_stage = 9", 2, "parallel.zero_stage: got 9, wanted one of 1, 2, 3", ""),
     ("train = 3", 1, "train is a section, got 3", "write [train]"),
     ("[[train]]\nnum_steps = 3", 1, "train is a section, got a list of tables", "write [train]"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.config import load_config, resolved_toml
-from surefoot.config.schema import Setting, sections, settings_of
+from surefoot.config.schema import Setting, sections, settings_of, table_lists
 from surefoot.core.config_paths import absolute_path, relative_path
 
 Write = Callable[[str], Path]
@@ -69,6 +70,7 @@ FIXED: dict[str, st.SearchStrategy[Any]] = {
     "train.global_batch_size": st.integers(16, 1 << 40),
     "train.micro_batch_size": st.integers(1, 4),
     "train.batch_ramp": st.just([]),
+    "stage[].weights": st.just({"web": 7, "co de": 0.5}),
     "optimizer.factory": st.sampled_from(["", "a.b:c"]),
     "optimizer.beta1": st.floats(0.0, 0.999),
     "optimizer.beta2": st.floats(0.0, 0.999),
@@ -106,11 +108,16 @@ def values(path: str, setting: Setting) -> st.SearchStrategy[Any]:
 
 def tables(section: type, *, path: str) -> st.SearchStrategy[dict[str, Any]]:
     strategies = {key: values(f"{path}.{key}", item) for key, item in settings_of(section).items()}
-    required = {key: strategies.pop(key) for key in ("name", "files") if path.endswith("[]")}
+    required = {key: strategies.pop(key) for key in ("name", "files") if path.endswith("sources[]")}
     return st.fixed_dictionaries(required, optional=strategies)
 
 
-documents = st.fixed_dictionaries({name: tables(section, path=name) for name, section in sections().items()})
+documents = st.fixed_dictionaries(
+    {
+        **{name: tables(section, path=name) for name, section in sections().items()},
+        **{name: st.lists(tables(section, path=f"{name}[]"), max_size=2) for name, section in table_lists().items()},
+    }
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
@@ -142,6 +149,37 @@ def test_a_batch_ramp_comes_back(tmp_path: Path) -> None:
     run_dir.mkdir(parents=True)
     (run_dir / "config.toml").write_text(resolved_toml(loaded, run_dir))
     assert load_config(run_dir).config.train.batch_ramp == ((0, 4), (100, 8), (400, 16))
+
+
+STAGED = """
+[data]
+path = "tokens"
+[[data.sources]]
+name = "web"
+files = ["web"]
+[[data.sources]]
+name = "code"
+files = ["code"]
+[[stage]]
+first_sample = 5
+weights = { web = 7, code = 3 }
+[[stage]]
+first_sample = 9
+lr = 1e-4
+"""
+
+
+def test_stages_come_back_with_their_weights_as_a_table(write_toml: Write) -> None:
+    loaded = load_config(write_toml(STAGED))
+    run_dir = loaded.path.parent / "runs" / "run"
+    run_dir.mkdir(parents=True)
+    text = resolved_toml(loaded, run_dir)
+    (run_dir / "config.toml").write_text(text)
+    assert re.search(r"^weights = \{ web = 7.0, code = 3.0 \} +# run.toml:12$", text, re.MULTILINE)
+    again = load_config(run_dir)
+    assert [stage.weights for stage in again.config.stage] == [(("web", 7.0), ("code", 3.0)), ()]
+    assert again.config.stage == loaded.config.stage
+    assert again.hashes == loaded.hashes
 
 
 def test_a_double_slash_is_one() -> None:
