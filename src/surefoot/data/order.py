@@ -69,9 +69,9 @@ class FeistelPermutation:
         low, high = values & self._low_mask, values >> self._low_bits
         for round_ in rounds:
             if round_ % 2 == 0:
-                high = high ^ (_mix64(low ^ self._round_keys[round_]) & self._high_mask)
+                high = high ^ (splitmix64(low ^ self._round_keys[round_]) & self._high_mask)
             else:
-                low = low ^ (_mix64(high ^ self._round_keys[round_]) & self._low_mask)
+                low = low ^ (splitmix64(high ^ self._round_keys[round_]) & self._low_mask)
         return (high << self._low_bits) | low
 
 
@@ -117,7 +117,7 @@ def _cached_permutation(size: int, key: int) -> FeistelPermutation:
     return FeistelPermutation(size, key=key)
 
 
-def _mix64(values: U64Array) -> U64Array:
+def splitmix64(values: U64Array) -> U64Array:
     """The finaliser of splitmix64: every input bit reaches every output bit, which a multiply-add does not achieve."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
