@@ -50,7 +50,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
         given.setdefault(section, {}).update(settings)
     _apply_preset(given, problems)
 
-    reader = _Reader(document=document, problems=problems, origins={})
+    reader = _Reader(document=document, problems=problems, origins=dict.fromkeys(table_lists(), "default"))
     parts: dict[str, Any] = {name: reader.section(name, given=given.get(name, {})) for name in sections()}
     lists = lists_given(document, overrides)
     parts |= {name: reader.tables(name, table_lists()[name], told) for name, told in lists.items()}
