@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.durable import fsync_dir, fsync_file
 from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
-from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url, without_credentials
+from surefoot.core.stores import Patience as Patience
+from surefoot.core.stores import patiently, problem_of, s3_settings
+from surefoot.core.tiers import BadTier, StoreUrl, parse_store_url
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
@@ -29,27 +29,6 @@ CHUNK_BYTES = 8 << 20
 _READ_BYTES = 16 << 20
 _MAX_PARTS = 9_000  # S3 takes 10,000
 _NUM_PARTS_AT_ONCE = 4
-_FINAL = ("bucket-missing", "credentials", "missing", "damaged")
-_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
-# What a listing hides behind another error; and without credentials the machine is asked for some, at this path.
-_REFUSALS = ("403 Forbidden", "401 Unauthorized", "/latest/api/token")
-_BEYOND = ("416 Range", "InvalidRange", "Requested range was invalid")
-_MAX_DETAIL_CHARS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Bounds of one request and of one operation.
-
-    A request is retried inside the client (`num_requests` times within `request_limit_s`), an operation on top of it `num_tries` times
-    with waits that double from `wait_s` to `max_wait_s`: a store that is being restarted is away for about a minute.
-    """
-
-    num_requests: int = 5
-    request_limit_s: float = 60.0
-    num_tries: int = 4
-    wait_s: float = 1.0
-    max_wait_s: float = 20.0
 
 
 class ObjectStore:
@@ -82,15 +61,8 @@ class ObjectStore:
                 hint = "make it, or mount what belongs there"
                 raise CheckpointError("there is no such folder", where=str(self.url), hint=hint, kind="bucket-missing")
             return LocalStore(self.url.prefix, automatic_cleanup=True)
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-        limit = timedelta(seconds=self._patience.request_limit_s)
         try:
-            return S3Store(
-                self.url.bucket,
-                prefix=self.url.prefix or None,
-                client_options={"allow_http": endpoint.startswith("http://"), "timeout": limit},
-                retry_config={"max_retries": self._patience.num_requests, "retry_timeout": limit},
-            )
+            return S3Store(self.url.bucket, prefix=self.url.prefix or None, **s3_settings(patience=self._patience))
         except _store_errors() as error:
             raise _named(error, url=self.url, doing="opening it") from error
 
@@ -233,16 +205,14 @@ class ObjectStore:
             fsync_dir(Path(self.url.prefix))
 
     def _patiently(self, attempt: Callable[[], Answer], *, doing: str) -> Answer:
-        for number in range(1, self._patience.num_tries + 1):
-            try:
-                return attempt()
-            except (_store_errors(), OSError, NotImplementedError) as error:
-                problem = _named(error, url=self.url, doing=doing)
-                if problem.values["kind"] in _FINAL or number == self._patience.num_tries:
-                    raise problem from error
-                wait_s = min(self._patience.wait_s * 2 ** (number - 1), self._patience.max_wait_s)
-                self._clock.sleep(wait_s * random.uniform(0.5, 1.0))
-        raise AssertionError("num_tries is at least 1")
+        foreign = (_store_errors(), OSError, NotImplementedError)
+        return patiently(
+            attempt,
+            patience=self._patience,
+            clock=self._clock,
+            foreign=foreign,
+            named=lambda error: _named(error, url=self.url, doing=doing),
+        )
 
 
 def _store_errors() -> type[Exception]:
@@ -252,43 +222,16 @@ def _store_errors() -> type[Exception]:
 
 
 def _named(error: Exception, *, url: StoreUrl, doing: str) -> CheckpointError:
-    """A foreign error in our words; `kind` tells a program what a person reads."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    text = _without_secrets(str(error))
-    if any(sign in text for sign in _BEYOND):
-        return _short_object(url, doing, _short(text))
-    if "NoSuchBucket" in text:
-        kind, what, hint = "bucket-missing", f"there is no bucket {url.bucket}", "create it, or mend checkpoint.tiers"
-    elif isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or any(sign in text for sign in _REFUSALS):
-        kind, what = "credentials", f"not allowed: {doing}"
-        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may read, write, list and delete there"
-        hint = hint if url.scheme == "s3" else "give this user the right to write there"
-    elif isinstance(error, FileNotFoundError):
-        kind, what, hint = "missing", f"nothing there: {doing}", "see what is there with checkpoint list"
-    else:
-        kind, what, hint = (
-            "unreachable",
-            f"no answer that helps: {doing}: {_short(text)}",
-            "look at the store; AWS_ENDPOINT_URL says where it is",
-        )
-    return CheckpointError(what, where=str(url), hint=hint, kind=kind, detail=_short(text))
+    rights = "read, write, list and delete" if url.scheme == "s3" else "write"
+    look = "see what is there with checkpoint list"
+    problem = problem_of(error, url=url, doing=doing, rights=rights, setting="checkpoint.tiers", look=look)
+    if problem.kind == "damaged":
+        return _short_object(url, doing, problem.detail)
+    return CheckpointError(problem.what, where=str(url), hint=problem.hint, kind=problem.kind, detail=problem.detail)
 
 
 def _short_object(url: StoreUrl, key: str, detail: str) -> Corrupt:
     return Corrupt(f"the object is shorter than it was: {detail}", where=f"{url}: {key}", hint="take another copy", kind="damaged")
-
-
-def _short(text: str) -> str:
-    one_line = " ".join(text.split("Debug source:")[0].split())
-    return one_line if len(one_line) <= _MAX_DETAIL_CHARS else one_line[:_MAX_DETAIL_CHARS] + "..."
-
-
-def _without_secrets(text: str) -> str:
-    for name in _SECRETS:
-        if value := os.environ.get(name):
-            text = text.replace(value, f"<{name}>")
-    return without_credentials(text)  # an endpoint may carry some
 
 
 def kind_of(error: CheckpointError) -> Any:
