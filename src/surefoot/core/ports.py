@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from surefoot.core.blocking import Block
 from surefoot.core.records import GradientBound, HeldOutLoss, Redo
 
 
@@ -32,13 +33,41 @@ class DataPort(Protocol):
 
 @runtime_checkable
 class SteerableData(DataPort, Protocol):
-    """A DataPort that can also leave samples out and say where they came from."""
+    """A DataPort that can also leave something out and say where its samples came from.
 
-    def skip(self, *, first_sample: int, num_samples: int) -> None: ...
+    The guard hands over entries of the blocklist in one order on all ranks: those that were ever taken before the first `seek`, new ones
+    between two steps. An entry says from which global sample on it holds, and what came before that never changes. The cursor holds what
+    `blocklist` was as {"blocklist": {"count": ..., "head": ...}}: the guard refuses one whose entries the ledger lacks.
+    """
 
-    def block(self, *, document_hash: str, effective_sample: int) -> None: ...
+    def block(self, block: Block) -> None:
+        """Mask or replace the spans of `block` in samples from its effective one on. Local; the same answer on all ranks.
 
-    def locate(self, *, sample: int) -> list[Mapping[str, Any]]: ...
+        Raises DataError, and changes nothing, when it cannot be honoured.
+        """
+        ...
+
+    def skip(self, block: Block) -> None:
+        """Leave out the global samples of `block`: the run goes on behind them, `next_sample` jumps. As `block` else."""
+        ...
+
+    @property
+    def blocklist(self) -> tuple[int, str]:
+        """How many entries were handed over, and the head of their chain (`core.blocking.next_head`; 64 zeros for none)."""
+        ...
+
+    def locate(self, *, sample: int) -> Sequence[Mapping[str, Any]]:
+        """The documents of a global sample, and where they came from."""
+        ...
+
+
+@runtime_checkable
+class TouchedData(DataPort, Protocol):
+    """A DataPort that knows which samples an entry changes: a replay is compared up to there, and else up to the effective sample."""
+
+    def first_touched(self, block: Block, *, first: int, until: int) -> int | None:
+        """The first global sample in [first, until) that `block` masks or replaces. Local; the same answer on all ranks."""
+        ...
 
 
 @runtime_checkable

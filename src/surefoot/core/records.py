@@ -70,7 +70,7 @@ class Signals:
     save_clock_s: float
     save_stall_s: float
     save_slot_free: bool
-    blocklist_agrees: bool
+    block_requested: bool
     ranks: tuple[RankSignals, ...]
     save_point: int = 0
     save_outcome: Literal["", "committed", "failed"] = ""

@@ -28,7 +28,9 @@ from surefoot.guard.replay import Figures
 from surefoot.guard.requests import LeaveRequests
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
+from surefoot.guard.steering import Steering
 from surefoot.guard.timing import StepTimes
+from surefoot.guard.waiting import DataWaits
 from surefoot.heal.policy import decide
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.world import World, world_here
@@ -110,6 +112,7 @@ class Guard:
             recorder=self._recorder,
             clock=self._clock,
         )
+        self._steering = Steering(data, world=self._world, recorder=self._recorder, run_dir=self._place.run_dir, clock=self._clock)
         self._recovery = Recovery(
             self._state,
             config=config,
@@ -117,11 +120,13 @@ class Guard:
             generation=self._place.generation,
             recorder=self._recorder,
             saver=self._saver,
+            steering=self._steering,
             evaluation=evaluation,
             root=self._place.run_dir / "checkpoints",
         )
         self._pace = Pace(config.checkpoint, world=self._world, recorder=self._recorder)
         self._times = StepTimes(self._clock)
+        self._waits = DataWaits()
         self._signals: Signals | None = None
         self._action: Action | None = None
         self._leave: Leave | None = None
@@ -163,8 +168,9 @@ class Guard:
     def begin(self) -> Go | Leave:
         """Local. Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good.
 
-        Collective over the world when a replay differed: then the state is that of an older checkpoint afterwards, at its step. And at the
-        end, where the last save must have come back from storage.
+        Collective over the world when a replay differed: then the state is that of an older checkpoint afterwards, at its step. Where
+        something is to be left out of the data: this is the sample from which on it is. And at the end, where the last save must have come
+        back from storage.
         """
         if not self._restored:
             raise SurefootError(
@@ -177,6 +183,8 @@ class Guard:
             self._finish_run()
         if self._leave is not None:
             return self._leave
+        if self._steering.take_agreed(attempt=self._state.attempt):
+            self._recovery.data_changed()
         if self._lease is not None:
             self._lease.check()
         self._times.begin()
@@ -202,10 +210,13 @@ class Guard:
         self._signals, verdict = self._judge.exchange(
             measured,
             leave=self._requests.reason is not None,
+            block=self._steering.is_asked,
+            blocklist_word=self._steering.word,
             saves=self._saver.words(),
             save_clock_s=self._saver.since_last_s,
             save_stall_s=self._saver.last_stall_s,
         )
+        self._steering.agreed(self._signals)
         self._action, self._state.heal = decide(
             self._signals,
             verdict,
@@ -257,6 +268,8 @@ class Guard:
         report = self._report(signals, action, held_out, saved=saved)
         if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
             self._recorder.tell(report)
+            if waited := self._waits.step(signals, step_s=report.step_s - report.save_s - report.evaluate_s):
+                self._recorder.warn(waited)
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
         is_last = self._state.step >= self._config.train.num_steps  # then there is nothing to come back for
         if signals.leave_requested and not is_last and self._leave is None:
@@ -344,6 +357,7 @@ class Guard:
             generation=self._place.generation,
             loss=signals.loss,
             num_live_tokens=signals.num_live_tokens,
+            data_wait_s=max(part.data_wait_s for part in signals.ranks),
             tokens=self._state.tokens,
             grad_norm=signals.grad_norm,
             clip_scale=action.clip_scale if isinstance(action, Proceed) else 0.0,

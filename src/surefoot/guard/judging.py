@@ -44,7 +44,15 @@ class Judge:
         self._dealt = agree_dealt(self._state.model, self._state.optimizer, world=self._world)
 
     def exchange(
-        self, measured: Measured, *, leave: bool, saves: SaveWords, save_clock_s: float, save_stall_s: float
+        self,
+        measured: Measured,
+        *,
+        leave: bool,
+        block: bool,
+        blocklist_word: int,
+        saves: SaveWords,
+        save_clock_s: float,
+        save_stall_s: float,
     ) -> tuple[Signals, Verdict]:
         """Collective over the loop group: the one all-gather of the step. Reads the device once."""
         parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
@@ -57,8 +65,8 @@ class Judge:
             generation=self._generation,
             attempt=self._state.attempt,
             step=self._state.step,
-            flags=(Flag.LEAVE if leave else Flag(0)) | (Flag.SAVE if saves.wants_save else Flag(0)),
-            blocklist_word=0,
+            flags=Flag(Flag.LEAVE * leave + Flag.SAVE * saves.wants_save + Flag.BLOCK * block),
+            blocklist_word=blocklist_word,
             num_live_tokens=measured.num_live_tokens,
             data_wait_s=measured.data_wait_s,
             forward_backward_s=measured.forward_backward_s,

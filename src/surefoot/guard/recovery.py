@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.layouts import topology
 from surefoot.core.ports import EvalPort, NamedData
-from surefoot.core.records import Halt, Manifest, Resumed
+from surefoot.core.records import Halt, LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
 from surefoot.guard.environment import changed_facts, describe_environment
 from surefoot.guard.recording import Recorder
@@ -23,6 +24,7 @@ from surefoot.guard.replay import (
     Figures,
     GoOn,
     Mode,
+    Recorded,
     Replay,
     StopHere,
     advance,
@@ -33,6 +35,7 @@ from surefoot.guard.replay import (
 from surefoot.guard.restoring import Loader
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
+from surefoot.guard.steering import Steering
 from surefoot.guard.survey import Survey, survey, survey_from_json
 from surefoot.guard.trajectory import Facts, difference_fields, facts_of, fold_history, recorded_after
 from surefoot.observe.interruptions import Interruptions
@@ -40,6 +43,7 @@ from surefoot.observe.lineage import Lineage, candidates, fold_lineage
 from surefoot.tensors.world import World, broadcast_json, lead
 
 NOTHING_RECORDED = "nothing was recorded after it"
+DATA_CHANGED = "what follows was recorded with samples that are left out, or changed, by now"
 
 
 class Recovery:
@@ -54,6 +58,7 @@ class Recovery:
         generation: int,
         recorder: Recorder,
         saver: Saver,
+        steering: Steering,
         evaluation: EvalPort | None,
         root: Path,
     ) -> None:
@@ -63,12 +68,13 @@ class Recovery:
         self._generation = generation
         self._recorder = recorder
         self._saver = saver
+        self._steering = steering
         self._root = root
         self.interruptions = Interruptions(0, 0.0, None)
         self._replay: Replay | None = None
         self._asked_for = False
         self._back_to: FallBack | GoOn | None = None
-        self._loader = Loader(state, config, world, recorder, root, evaluation, self._facts, lambda: saver.slots)
+        self._loader = Loader(state, config, world, recorder, steering, root, evaluation, self._facts, lambda: saver.slots)
 
     @property
     def must_go_back(self) -> bool:
@@ -93,6 +99,7 @@ class Recovery:
         found = survey_from_json(broadcast_json(self._world, surveyed))
         self.interruptions = found.interruptions
         self._state.attempt = found.last_attempt
+        self._steering.give()
         loaded, rejected = self._loader.load_first(found.candidates)
         if loaded is None and (rejected or found.wish):
             raise self._none_loads(found, rejected)
@@ -153,36 +160,58 @@ class Recovery:
             state.take_extras(dict(loaded.extras))
             state.loss = loaded.manifest.loss
             self._saver.stands_on(loaded.manifest)
-        self._replay = self._records_after(loaded.manifest) if loaded else None  # before this attempt is in the ledger
+        before = self._recorder.entries()
         self._asked_for = wish is not None
         state.attempt += 1
         manifest = loaded.manifest if loaded else None
         fields: dict[str, object] = {"checkpoint": manifest.id if manifest else None, **self._fact_fields()}
         self._recorder.ledger(Event.ATTEMPT_STARTED, fields=fields | ({"asked_by": wish.by} if wish else {}))
         if loaded is None or manifest is None:
+            self._replay = None
+            self._steering.take(attempt=state.attempt)
             start = "starting" if state.attempt == 1 else "no checkpoint yet, starting over"
             message = f"{start} at step 0, attempt {state.attempt}, seed {self._config.run.seed}"
             return Resumed(0, state.attempt, self._generation, None, None, message)
         self._recorder.ledger(Event.RUN_RESUMED, fields={"checkpoint": manifest.id, "state_digest": manifest.state_digest})
         self._tell_differences(manifest)
+        self._steering.take(attempt=state.attempt)  # before anything of this attempt is compared with what others recorded
+        self._replay = self._records_after(manifest, before)
         for note in loaded.notes:
             self._recorder.say(f"note: {note}")
         return Resumed(manifest.step, state.attempt, self._generation, manifest.id, manifest.state_digest, self._restored_line(manifest))
 
-    def _records_after(self, manifest: Manifest) -> Replay:
-        told = lead(self._world, lambda: to_json(self._recorded(manifest)))
-        recorded = from_json(broadcast_json(self._world, told))
-        return Replay(manifest.id, manifest.step, recorded, self._config.checkpoint.replay_tolerance)
+    def data_changed(self) -> None:
+        """Local. Something is left out of the data from now on: what was recorded of steps that hold it is compared with no more."""
+        replay = self._replay
+        if replay is None:
+            return
+        kept = list(takewhile(self._holds, replay.recorded[replay.num_done :]))
+        if replay.num_done + len(kept) < len(replay.recorded):
+            self._replay = replace(replay, recorded=(*replay.recorded[: replay.num_done], *kept), cut_because=DATA_CHANGED)
+            self._say_if_over()
 
-    def _recorded(self, manifest: Manifest) -> Any:
+    def _records_after(self, manifest: Manifest, before: list[LedgerEntry]) -> Replay:
+        """Collective over the save group. `before` are the entries of the ledger up to this attempt, on rank 0."""
+        told = lead(self._world, lambda: [to_json(found) for found in self._recorded(manifest, before)])
+        recorded, all_recorded = (from_json(rows) for rows in broadcast_json(self._world, told))
+        because = DATA_CHANGED if len(recorded) < len(all_recorded) else ""
+        return Replay(manifest.id, manifest.step, recorded, self._config.checkpoint.replay_tolerance, cut_because=because)
+
+    def _recorded(self, manifest: Manifest, before: list[LedgerEntry]) -> tuple[tuple[Recorded, ...], tuple[Recorded, ...]]:
+        """On rank 0. What can be repeated over the data of now, and what could be if nothing had been left out since."""
         max_steps = self._config.checkpoint.replay_steps
-        entries = self._recorder.entries()
-        lineage = fold_lineage(entries)
+        lineage = fold_lineage(before)
         ref = lineage.ref(manifest.id)
         if ref is None or not max_steps:
-            return ()
+            return (), ()
         rows = self._recorder.rows(range(manifest.step + 1, manifest.step + 1 + max_steps))
-        return recorded_after(ref, history=fold_history(entries, refs=lineage.refs), rows=rows, now=self._facts(), max_steps=max_steps)
+        history, now = fold_history(before, refs=lineage.refs), self._facts()
+        of_now = [row for row in rows if self._steering.holds(int(row["attempt"]), next_sample=int(row["next_sample"]))]
+        found, if_unchanged = (recorded_after(ref, history=history, rows=those, now=now, max_steps=max_steps) for those in (of_now, rows))
+        return found, if_unchanged
+
+    def _holds(self, step: Recorded) -> bool:
+        return self._steering.holds(step.attempt, next_sample=step.figures.next_sample)
 
     def _decide(self, difference: Difference) -> dict[str, Any]:
         """On rank 0. What follows from a difference. Ledgered before the step's row is written: no later start takes that for a record."""
@@ -323,7 +352,11 @@ def _decision_from(told: dict[str, Any]) -> FallBack | GoOn | StopHere:
 
 def _outcome(replay: Replay, num_steps: int) -> str:
     if not replay.recorded:
-        return NOTHING_RECORDED
+        return replay.cut_because or NOTHING_RECORDED
+    return "; ".join(filter(None, (_found(replay), replay.cut_because)))
+
+
+def _found(replay: Replay) -> str:
     if replay.mode == Mode.SHOWN:
         return f"not comparable, config, code or data differ; over {replay.num_done} the loss moved by up to {replay.largest:.2g} of itself"
     if replay.mode == Mode.BITS:

@@ -63,7 +63,7 @@ class Difference:
 class Replay:
     """The comparison after one restore: `recorded` holds the steps after `from_step` without a gap, `num_done` of them are done.
 
-    `largest` is the largest relative difference in loss so far.
+    `largest` is the largest relative difference in loss so far. `cut_because` says why later steps that were recorded are not among them.
     """
 
     checkpoint: str
@@ -72,6 +72,7 @@ class Replay:
     tolerance: float
     num_done: int = 0
     largest: float = 0.0
+    cut_because: str = ""
 
     @property
     def is_over(self) -> bool:

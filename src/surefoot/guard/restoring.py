@@ -15,13 +15,14 @@ from surefoot.checkpoint.sources import SlotSource
 from surefoot.checkpoint.state import collect
 from surefoot.core.errors import CheckpointError, ConfigError, Corrupt
 from surefoot.core.events import Event
-from surefoot.core.identity import code_hashes, section_hashes
+from surefoot.core.identity import code_hashes, other_sections, section_hashes
 from surefoot.core.ports import EvalPort
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.guard.canary import Canary, compare_canary
 from surefoot.guard.recording import Recorder
 from surefoot.guard.state import TrainState
+from surefoot.guard.steering import Steering
 from surefoot.guard.trajectory import Facts
 from surefoot.observe.lineage import fold_lineage
 from surefoot.tensors.world import World, broadcast_json, lead, lead_long
@@ -37,6 +38,7 @@ class Loader:
     config: RunConfig
     world: World
     recorder: Recorder
+    steering: Steering
     root: Path
     evaluation: EvalPort | None
     facts: Callable[[], Facts]
@@ -76,7 +78,7 @@ class Loader:
 
     def _load(self, candidate: Mapping[str, str]) -> Loaded:
         path = self.root / candidate["id"]
-        cursor = broadcast_json(self.world, lead(self.world, lambda: _checked_cursor(path, self.config, self.recorder.entries())))
+        cursor = broadcast_json(self.world, lead(self.world, lambda: self._checked_cursor(path)))
         if cursor is not None:
             self.state.data.seek(cursor)  # before any tensor: data that changed is the first thing to say, not what it did to a shape
         live = collect(self.state.model, self.state.optimizer, for_load=True)
@@ -86,6 +88,16 @@ class Loader:
         for problem in loaded.problems:
             self.recorder.say(f"note: {candidate['id']}: {problem.file} {problem.kind}, taken from another place: {problem.detail}")
         return loaded
+
+    def _checked_cursor(self, path: Path) -> Mapping[str, Any] | None:
+        """On rank 0. The data cursor of a checkpoint that may be gone on from; None when its manifest is damaged.
+
+        Raises DataError when something was left out of its data that the ledger does not know.
+        """
+        cursor = _cursor_of(path, self.config, self.recorder.entries())
+        if cursor is not None:
+            self.steering.check(cursor, checkpoint=path.name)
+        return cursor
 
     def _load_or_mend(self, candidate: Mapping[str, str]) -> Loaded:
         """Collective over the save group. From memory and disk; where that fails, after its folder was mended from a store that has it."""
@@ -128,7 +140,7 @@ def _why(error: CheckpointError) -> str:
     return f"{error.where}: {error.what}" if error.where else error.what
 
 
-def _checked_cursor(path: Path, config: RunConfig, entries: Sequence[LedgerEntry]) -> Mapping[str, Any] | None:
+def _cursor_of(path: Path, config: RunConfig, entries: Sequence[LedgerEntry]) -> Mapping[str, Any] | None:
     """The data cursor of a checkpoint; None when its manifest is damaged.
 
     Settings that decide the trajectory may differ from the checkpoint's only when the ledger says that a person accepted it."""
@@ -138,9 +150,7 @@ def _checked_cursor(path: Path, config: RunConfig, entries: Sequence[LedgerEntry
         return None  # loading it will say what is wrong, and fall back
     accepted = {(entry.fields.get("section"), entry.fields.get("hash")) for entry in entries if entry.event == Event.CONFIG_ACCEPTED}
     now = section_hashes(config) | code_hashes(config)
-    refused = [
-        section for section in now if manifest.config_hashes.get(section) != now[section] and (section, now[section]) not in accepted
-    ]
+    refused = [section for section in other_sections(manifest.config_hashes, now=now) if (section, now[section]) not in accepted]
     if refused:
         raise ConfigError(
             f"checkpoint {manifest.id} was made with another {', '.join(f'[{section}]' for section in refused)}",

@@ -28,7 +28,6 @@ class StepTimes:
         self._judged_s = self._clock.monotonic_s()
         self._parts |= {
             "lr": lr,
-            "data_wait_s": measured.data_wait_s,
             "forward_backward_s": measured.forward_backward_s,
             "exchange_s": self._judged_s - self._judge_s - self._parts["save_s"],
         }

@@ -19,7 +19,7 @@ from surefoot.core.errors import SurefootError
 from surefoot.core.records import RankSignals, Signals
 from surefoot.tensors.exact_sum import NUM_LEVELS
 
-VECTOR_VERSION = 3
+VECTOR_VERSION = 4
 
 
 class Flag(IntFlag):
@@ -28,6 +28,7 @@ class Flag(IntFlag):
     LEAVE = 1
     SAVE = 2
     PAUSE = 4
+    BLOCK = 8
 
 
 class SaveState(IntEnum):
@@ -96,10 +97,10 @@ def fold(words_RW: torch.Tensor) -> Signals:
     are added exactly, so that exact parts make an exact whole. Save clock and
     stall are rank 0's, so all ranks decide alike; a slot is free when every rank has one. A save is committed when rank 0 says so, whose
     side publishes; otherwise one rank that failed is enough.
-    Raises SurefootError when ranks are on different steps, attempts, generations or vector versions, naming them.
+    Raises SurefootError when ranks are on different steps, attempts, generations, blocklists or vector versions, naming them.
     """
     rows = [[int(word) for word in row] for row in words_RW.tolist()]
-    for name in ("version", "generation", "attempt", "step", "save_point"):
+    for name in ("version", "generation", "attempt", "step", "blocklist_word", "save_point"):
         values = [row[_PLACE[name]] for row in rows]
         if len(set(values)) > 1:
             raise SurefootError(
@@ -126,7 +127,7 @@ def fold(words_RW: torch.Tensor) -> Signals:
         save_clock_s=_float(first, "save_clock_s"),
         save_stall_s=_float(first, "save_stall_s"),
         save_slot_free=all(row[_PLACE["save_slot_free"]] for row in rows),
-        blocklist_agrees=len({row[_PLACE["blocklist_word"]] for row in rows}) == 1,
+        block_requested=Flag.BLOCK in flags,
         ranks=tuple(
             RankSignals(
                 rank=rank,

@@ -27,7 +27,10 @@ class LedgerTail:
         self._offset = 0
 
     def news(self, *, now: bool = False) -> list[LedgerEntry]:
-        """What has come since the last call; `now` looks although the last look was a moment ago. A torn last line is left for later."""
+        """What has come since the last call; `now` looks although the last look was a moment ago. A torn last line is left for later.
+
+        Raises OSError when the file is there and cannot be read; the next call begins where this one did.
+        """
         now_s = self._clock.monotonic_s()
         if not now and now_s - self._looked_s < self._look_every_s:
             return []
@@ -38,7 +41,7 @@ class LedgerTail:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 added = file.read()
-        except OSError:  # as a network file system may have it for a while; whoever writes to the ledger says so
+        except FileNotFoundError:
             return []
         whole = added[: added.rfind(b"\n") + 1]
         self._offset += len(whole)

@@ -21,7 +21,7 @@ def signals(*, leave: bool = False, save: bool = False, clock_s: float = 0.0) ->
         save_clock_s=clock_s,
         save_stall_s=0.0,
         save_slot_free=True,
-        blocklist_agrees=True,
+        block_requested=False,
         ranks=(),
     )
 

@@ -23,7 +23,7 @@ def signals(*, loss: float = 2.0, grad_norm: float = 0.5, num_live_tokens: int =
         save_clock_s=0.0,
         save_stall_s=0.0,
         save_slot_free=True,
-        blocklist_agrees=True,
+        block_requested=False,
         ranks=(RankSignals(0, loss * num_live_tokens, num_live_tokens, 0.0, 0.0, 0.0, 0.0),),
     )
 

@@ -63,6 +63,8 @@ def test_one_rank_asking_is_enough_and_silence_is_no_request() -> None:
     asked = torch.stack((words(HOST), words(replace(HOST, flags=Flag.LEAVE | Flag.SAVE))))
     assert fold(asked).leave_requested
     assert fold(asked).save_requested
+    assert not fold(asked).block_requested
+    assert fold(torch.stack((words(replace(HOST, flags=Flag.BLOCK)), words(HOST)))).block_requested
 
 
 def test_no_live_token_anywhere_is_zero_and_not_nan() -> None:
@@ -81,17 +83,17 @@ def test_a_non_finite_rank_makes_the_whole_non_finite(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("field", "other"),
-    [("generation", replace(HOST, generation=99)), ("attempt", replace(HOST, attempt=99)), ("step", replace(HOST, step=99))],
+    [
+        ("generation", replace(HOST, generation=99)),
+        ("attempt", replace(HOST, attempt=99)),
+        ("step", replace(HOST, step=99)),
+        ("blocklist_word", replace(HOST, blocklist_word=99)),
+    ],
 )
-def test_ranks_on_different_counters_are_named(field: str, other: HostWords) -> None:
+def test_ranks_on_different_counters_or_blocklists_are_named(field: str, other: HostWords) -> None:
     rows = torch.stack((words(HOST), words(other)))
     with pytest.raises(SurefootError, match=f"disagree on {field}.*99"):
         fold(rows)
-
-
-def test_different_blocklists_are_seen() -> None:
-    assert fold(torch.stack((words(HOST), words(HOST)))).blocklist_agrees
-    assert not fold(torch.stack((words(HOST), words(replace(HOST, blocklist_word=5))))).blocklist_agrees
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=2, max_size=6))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +27,12 @@ class Book:
     def __init__(self, folder: Path) -> None:
         self.ledger = Ledger(folder / "ledger.jsonl", clock=SystemClock(), by="eve")
 
-    def say(self, event: Event, *, attempt: int = 1, reason: str = "", **fields: object) -> int:
+    def say(self, event: Event, fields: Mapping[str, object] | None = None, *, attempt: int = 1, reason: str = "") -> int:
         return self.ledger.append(event, generation=1, attempt=attempt, step=7, reason=reason, fields=fields).seq
 
     def take(self, block: Block, *before: Block, asked: int | None = None, attempt: int = 1) -> None:
         fields = taken_fields(block, asked=asked, count=len(before) + 1, head=head_of((*before, block)))
-        self.say(Event.BLOCK_TAKEN, attempt=attempt, **fields)
+        self.say(Event.BLOCK_TAKEN, fields, attempt=attempt)
 
     def entries(self) -> list[LedgerEntry]:
         return read_ledger(self.ledger.path)
@@ -43,14 +44,14 @@ def book(tmp_path: Path) -> Book:
 
 
 def test_a_wish_is_open_until_it_is_taken_or_refused(book: Book) -> None:
-    first, second = (book.say(Event.BLOCK_ASKED, **asked_fields(block)) for block in (DOCUMENT, SAMPLES))
+    first, second = (book.say(Event.BLOCK_ASKED, asked_fields(block)) for block in (DOCUMENT, SAMPLES))
     log = fold_blocks(book.entries())
     assert [(asked.seq, asked.by, asked.block) for asked in log.open] == [
         (first, "eve", DOCUMENT.as_json() | {"spans": [{"source": "web", "start": 10, "end": 20}]}),
         (second, "eve", SAMPLES.as_json() | {"spans": []}),
     ]
     assert (log.count, log.head) == (0, ZERO_HASH)
-    book.say(Event.BLOCK_REFUSED, reason="no such sample", **refused_fields(asked=second, block=SAMPLES.as_json()))
+    book.say(Event.BLOCK_REFUSED, refused_fields(asked=second, block=SAMPLES.as_json()), reason="no such sample")
     book.take(DOCUMENT, asked=first, attempt=3)
     log = fold_blocks(book.entries())
     assert not log.open
@@ -60,7 +61,7 @@ def test_a_wish_is_open_until_it_is_taken_or_refused(book: Book) -> None:
 
 
 def test_folding_in_parts_gives_the_same_as_folding_at_once(book: Book) -> None:
-    asked = book.say(Event.BLOCK_ASKED, **asked_fields(DOCUMENT))
+    asked = book.say(Event.BLOCK_ASKED, asked_fields(DOCUMENT))
     book.take(DOCUMENT, asked=asked)
     book.take(SAMPLES, DOCUMENT)
     entries = book.entries()
@@ -99,15 +100,15 @@ def test_a_cursor_must_hold_the_beginning_of_the_log(book: Book) -> None:
 def test_the_tail_tells_each_entry_once_and_reads_only_what_was_added(book: Book) -> None:
     tail = LedgerTail(book.ledger.path, events=EVENTS, clock=ManualClock(), look_every_s=0.0)
     assert tail.news() == []  # there is no file yet
-    book.say(Event.RUN_CREATED, note='{"event":"block.asked"}')
-    asked = book.say(Event.BLOCK_ASKED, **asked_fields(DOCUMENT))
+    book.say(Event.RUN_CREATED, {"note": '{"event":"block.asked"}'})
+    asked = book.say(Event.BLOCK_ASKED, asked_fields(DOCUMENT))
     assert [entry.seq for entry in tail.news()] == [asked]
     assert tail.news() == []
     book.say(Event.RUN_LEFT)
     with book.ledger.path.open("ab") as file:
         file.write(b'{"seq": 4, "event":"block.as')  # torn: the next append moves it
     assert tail.news() == []
-    again = book.say(Event.BLOCK_ASKED, **asked_fields(SAMPLES))
+    again = book.say(Event.BLOCK_ASKED, asked_fields(SAMPLES))
     assert [entry.seq for entry in tail.news()] == [again]
 
 
@@ -115,10 +116,10 @@ def test_the_tail_looks_no_more_often_than_it_may(book: Book) -> None:
     clock = ManualClock()
     tail = LedgerTail(book.ledger.path, events=EVENTS, clock=clock, look_every_s=1.0)
     assert tail.news() == []
-    asked = book.say(Event.BLOCK_ASKED, **asked_fields(DOCUMENT))
+    asked = book.say(Event.BLOCK_ASKED, asked_fields(DOCUMENT))
     clock.now_s = 0.9
     assert tail.news() == []
     assert [entry.seq for entry in tail.news(now=True)] == [asked]
-    later = book.say(Event.BLOCK_ASKED, **asked_fields(DOCUMENT))
+    later = book.say(Event.BLOCK_ASKED, asked_fields(DOCUMENT))
     clock.now_s = 2.0
     assert [entry.seq for entry in tail.news()] == [later]
