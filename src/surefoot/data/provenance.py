@@ -20,11 +20,14 @@ from typing import Final
 from surefoot.core.blocking import TokenSpan
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.data.manifest import Manifest, ShardEntry, Split, load_manifest
-from surefoot.data.side_files import Lengths, Origins, documents_by_hash
+from surefoot.data.side_files import Lengths, Origins, SideFile, documents_by_hash
+from surefoot.data.storage import Storage, open_storage
 
 MIN_HASH_DIGITS: Final = 8
 """32 bits: of a thousand million documents one in five shares its first 8 digits with another, and is asked for with more."""
 _STORED_DIGITS: Final = 32
+_INDEXED_SINCE: Final = 2
+"""The format whose shards have an `.idx`."""
 _KEY_DIGITS: Final = 16
 _MAX_OPEN_SHARDS: Final = 16
 _MAX_NAMES: Final = 10_000
@@ -70,11 +73,16 @@ class _Place:
 
 
 class Provenance:
-    """The documents of one split of a prepared folder. Files are opened when they are needed; few stay open."""
+    """The documents of one split of prepared data, in a folder or an object store. Files are opened when they are needed; few stay open."""
 
-    def __init__(self, path: str | Path, *, manifest: Manifest | None = None, split: Split = "train") -> None:
+    def __init__(
+        self, path: str | Path, *, manifest: Manifest | None = None, split: Split = "train", storage: Storage | None = None
+    ) -> None:
+        """`storage` is shared when it is given, with its open files, and closed by who made it."""
         self.manifest = manifest or load_manifest(path)
-        self._path, self._split = Path(path), split
+        self._owns_storage = storage is None
+        self._storage = storage or open_storage(path)
+        self._split = split
         self._places = {name: _places(name, source.splits[split].shards) for name, source in self.manifest.sources.items()}
         self._token_ends = {
             name: list(accumulate(place.entry.tokens for place in places)) for name, places in self._places.items()
@@ -119,11 +127,11 @@ class Provenance:
         different = sorted({stored.hash for stored in found})
         if len(different) > 1:
             listed = ", ".join(different[:_MAX_LISTED]) + (", ..." if len(different) > _MAX_LISTED else "")
-            raise DataError(f"{len(different)} documents begin with {digits}: {listed}", where=str(self._path), hint="give more digits")
+            raise DataError(f"{len(different)} documents begin with {digits}: {listed}", where=self._storage.place, hint="give more digits")
         if not found:
             counts = ", ".join(f"{name} {source.splits[self._split].docs}" for name, source in self.manifest.sources.items())
             hint = f"documents in its {self._split} split: {counts}"
-            raise DataError(f"no document with hash {digits}", where=str(self._path), hint=hint)
+            raise DataError(f"no document with hash {digits}", where=self._storage.place, hint=hint)
         return found
 
     def spans_of_file(self, file: str) -> list[TokenSpan]:
@@ -137,7 +145,7 @@ class Provenance:
         if not spans:
             names = self._file_names()
             alike = get_close_matches(file, sorted(names), n=4, cutoff=0.5) or sorted(names)[:_MAX_LISTED]
-            raise DataError(f"no document came from {file!r}", where=str(self._path), hint=f"there are {', '.join(alike)}")
+            raise DataError(f"no document came from {file!r}", where=self._storage.place, hint=f"there are {', '.join(alike)}")
         return merged(spans)
 
     def span_of_shard(self, name: str) -> TokenSpan:
@@ -147,7 +155,7 @@ class Provenance:
         if place is None:
             names = [f"{source}/{place.entry.name}" for place in self._of_source(source)]
             span = f"{names[0]} to {names[-1]}" if names else "none"
-            raise DataError(f"no shard {name!r}", where=str(self._path), hint=f"there are {span}")
+            raise DataError(f"no shard {name!r}", where=self._storage.place, hint=f"there are {span}")
         return TokenSpan(source, place.first_token, place.first_token + place.entry.tokens)
 
     def num_documents(self, span: TokenSpan) -> int:
@@ -163,10 +171,12 @@ class Provenance:
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
+        if self._owns_storage:
+            self._storage.close()
 
     def _of_source(self, source: str) -> Sequence[_Place]:
         if source not in self._places:
-            raise DataError(f"no source {source!r}", where=str(self._path), hint=f"the prepared data holds {', '.join(self._places)}")
+            raise DataError(f"no source {source!r}", where=self._storage.place, hint=f"the prepared data holds {', '.join(self._places)}")
         return self._places[source]
 
     def _numbered(self, document: str) -> StoredDocument:
@@ -174,7 +184,7 @@ class Provenance:
         places = self._of_source(source)
         num_docs = sum(place.entry.docs for place in places)
         if not number.isdecimal() or int(number) >= num_docs:
-            raise DataError(f"no document {document!r}", where=str(self._path), hint=f"source {source!r} has 0 to {num_docs - 1}")
+            raise DataError(f"no document {document!r}", where=self._storage.place, hint=f"source {source!r} has 0 to {num_docs - 1}")
         place = next(place for place in reversed(places) if place.first_doc <= int(number))
         here = int(number) - place.first_doc
         return self._shard(place).documents(here, here + 1)[0]
@@ -182,8 +192,8 @@ class Provenance:
     def _with_hash(self, place: _Place, digits: str) -> list[StoredDocument]:
         """Those of one shard. A shard of format 1 has no index: there all hashes are read."""
         stored = digits[:_STORED_DIGITS]
-        index = self._base(place).with_suffix(".idx")
-        if index.exists():
+        if self.manifest.format_version >= _INDEXED_SINCE:
+            index = SideFile(self._storage, f"{self._base(place)}.idx")
             low, high = (int(digits[:_KEY_DIGITS].ljust(_KEY_DIGITS, filler), 16) for filler in "0f")
             numbers = documents_by_hash(index, num_docs=place.entry.docs, low=low, high=high)
         else:
@@ -198,8 +208,8 @@ class Provenance:
                 names |= self._shard(place).origins.file_names(limit=_MAX_NAMES)
         return names
 
-    def _base(self, place: _Place) -> Path:
-        return self._path / place.source / self._split / place.entry.name
+    def _base(self, place: _Place) -> str:
+        return f"{place.source}/{self._split}/{place.entry.name}"
 
     def _shard(self, place: _Place) -> _OpenShard:
         key = place.source, place.entry.name
@@ -207,7 +217,7 @@ class Provenance:
         if shard is None:
             if len(self._open) >= _MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
-            shard = _OpenShard(self._base(place), place=place)
+            shard = _OpenShard(self._base(place), place=place, storage=self._storage)
         self._open[key] = shard
         return shard
 
@@ -215,8 +225,8 @@ class Provenance:
 class _OpenShard:
     """The side files of one shard, each opened when it is first asked."""
 
-    def __init__(self, base: Path, *, place: _Place) -> None:
-        self._base, self._place = base, place
+    def __init__(self, base: str, *, place: _Place, storage: Storage) -> None:
+        self._base, self._place, self._storage = base, place, storage
         self._lengths: Lengths | None = None
         self._origins: Origins | None = None
 
@@ -224,13 +234,15 @@ class _OpenShard:
     def lengths(self) -> Lengths:
         if self._lengths is None:
             entry = self._place.entry
-            self._lengths = Lengths(self._base.with_suffix(".len"), num_docs=entry.docs, num_tokens=entry.tokens)
+            self._lengths = Lengths(SideFile(self._storage, f"{self._base}.len"), num_docs=entry.docs, num_tokens=entry.tokens)
         return self._lengths
 
     @property
     def origins(self) -> Origins:
         if self._origins is None:
-            self._origins = Origins(self._base.with_suffix(".src.parquet"), num_docs=self._place.entry.docs)
+            name = f"{self._base}.src.parquet"
+            (num_bytes,) = self._storage.num_bytes([name])
+            self._origins = Origins(SideFile(self._storage, name), num_bytes=num_bytes, num_docs=self._place.entry.docs)
         return self._origins
 
     def documents(self, first_doc: int, end_doc: int) -> list[StoredDocument]:
@@ -257,9 +269,8 @@ class _OpenShard:
         return [(int(self.lengths.bounds(first, first + 1)[0]), int(self.lengths.bounds(end - 1, end)[-1])) for first, end in runs]
 
     def close(self) -> None:
-        for file in (self._lengths, self._origins):
-            if file is not None:
-                file.close()
+        if self._origins is not None:
+            self._origins.close()
 
 
 def merged(spans: Iterable[TokenSpan]) -> list[TokenSpan]:

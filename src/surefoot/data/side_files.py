@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from surefoot.core.errors import DataError
 from surefoot.data.shards import LEN_STRIDE
+from surefoot.data.storage import ByteRange, Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,36 +33,33 @@ _WINDOW: Final = 1024
 
 
 class SideFile:
-    """A file that is read by ranges. Raises DataError when it is not there or holds less than is asked for."""
+    """A file of a prepared folder that is read by ranges. Raises DataError when it is not there or holds less than is asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise DataError(f"cannot open it: {error.strerror}", where=str(path), hint=_HINT) from error
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage, self.name = storage, name
+
+    @property
+    def where(self) -> str:
+        return f"{self._storage.place}/{self.name}"
+
+    def bytes_at(self, offset: int, num_bytes: int) -> bytes:
+        wanted = ByteRange(self.name, offset, num_bytes)
+        got = next(bytes(view) for view in self._storage.ranges([wanted]))
+        if len(got) < num_bytes:
+            raise DataError(f"it is cut short: {num_bytes} bytes wanted at {offset}, got {len(got)}", where=self.where, hint=_HINT)
+        return got
 
     def read(self, offset: int, count: int, *, dtype: str) -> npt.NDArray[Any]:
         """`count` items of `dtype` from byte `offset` on."""
-        num_bytes = count * np.dtype(dtype).itemsize
-        try:
-            data = os.pread(self._fd, num_bytes, offset)
-        except OSError as error:
-            raise DataError(f"reading failed: {error.strerror}", where=str(self.path), hint="check the disk") from error
-        if len(data) < num_bytes:
-            raise DataError(f"it is cut short: {num_bytes} bytes wanted at {offset}, got {len(data)}", where=str(self.path), hint=_HINT)
-        return np.frombuffer(data, dtype=dtype)
-
-    def close(self) -> None:
-        os.close(self._fd)
+        return np.frombuffer(self.bytes_at(offset, count * np.dtype(dtype).itemsize), dtype=dtype)
 
 
 class Lengths:
     """Where each document of a shard begins, in tokens of the shard. One read of 8 bytes per 1,024 documents, then 4 KiB a look-up."""
 
-    def __init__(self, path: Path, *, num_docs: int, num_tokens: int) -> None:
+    def __init__(self, file: SideFile, *, num_docs: int, num_tokens: int) -> None:
         self._num_docs, self._num_tokens = num_docs, num_tokens
-        self._file = SideFile(path)
+        self._file = file
         counts_bytes = -(-4 * num_docs // 8) * 8
         self._firsts = self._file.read(counts_bytes, -(-num_docs // LEN_STRIDE), dtype="<u8").astype(np.int64)
 
@@ -71,7 +69,7 @@ class Lengths:
         counts = self._file.read(4 * stride * LEN_STRIDE, end_doc - stride * LEN_STRIDE, dtype="<u4").astype(np.int64)
         bounds = int(self._firsts[stride]) + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
         if bounds[-1] > self._num_tokens:
-            raise DataError(f"documents end at token {bounds[-1]} of {self._num_tokens}", where=str(self._file.path), hint=_HINT)
+            raise DataError(f"documents end at token {bounds[-1]} of {self._num_tokens}", where=self._file.where, hint=_HINT)
         return bounds[first_doc - stride * LEN_STRIDE :]
 
     def documents_in(self, start: int, end: int) -> tuple[int, int]:
@@ -84,27 +82,20 @@ class Lengths:
         bounds = self.bounds(first, min(first + LEN_STRIDE, self._num_docs))
         return first + int(np.searchsorted(bounds, token, side="right")) - 1
 
-    def close(self) -> None:
-        self._file.close()
 
-
-def documents_by_hash(path: Path, *, num_docs: int, low: int, high: int) -> list[int]:
-    """From an `.idx` file: the documents whose hash begins with 8 bytes from `low` to `high`, both included. About two reads of 8 KiB."""
-    file = SideFile(path)
-    try:
-        first = _lower_bound(file, num_docs=num_docs, key=low)
-        found: list[int] = []
-        while first < num_docs:
-            keys = file.read(8 * first, min(_WINDOW, num_docs - first), dtype="<u8")
-            num_found = int(np.searchsorted(keys, np.uint64(high), side="right"))
-            if num_found:
-                found += file.read(8 * num_docs + 4 * first, num_found, dtype="<u4").tolist()
-            if num_found < len(keys):
-                break
-            first += num_found
-        return found
-    finally:
-        file.close()
+def documents_by_hash(file: SideFile, *, num_docs: int, low: int, high: int) -> list[int]:
+    """From an `.idx`: the documents whose hash begins with 8 bytes from `low` to `high`, both included. About two reads of 8 KiB."""
+    first = _lower_bound(file, num_docs=num_docs, key=low)
+    found: list[int] = []
+    while first < num_docs:
+        keys = file.read(8 * first, min(_WINDOW, num_docs - first), dtype="<u8")
+        num_found = int(np.searchsorted(keys, np.uint64(high), side="right"))
+        if num_found:
+            found += file.read(8 * num_docs + 4 * first, num_found, dtype="<u4").tolist()
+        if num_found < len(keys):
+            break
+        first += num_found
+    return found
 
 
 def _lower_bound(file: SideFile, *, num_docs: int, key: int) -> int:
@@ -128,22 +119,49 @@ def _lower_bound(file: SideFile, *, num_docs: int, key: int) -> int:
     return first
 
 
+class _Seekable(io.RawIOBase):
+    """A side file as pyarrow wants one: what it seeks and reads becomes a read by range."""
+
+    def __init__(self, file: SideFile, *, num_bytes: int) -> None:
+        super().__init__()
+        self._file, self._num_bytes, self._position = file, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}[whence]
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._num_bytes - self._position)
+        data = self._file.bytes_at(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+
 class Origins:
     """The rows of a `.src.parquet`, by document number. Reads the row groups that hold them, and keeps the last one."""
 
-    def __init__(self, path: Path, *, num_docs: int) -> None:
+    def __init__(self, file: SideFile, *, num_bytes: int, num_docs: int) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.path = path
+        self._where = file.where
         try:
-            self._file: pq.ParquetFile = pq.ParquetFile(path, memory_map=False)
+            self._file: pq.ParquetFile = pq.ParquetFile(pa.PythonFile(_Seekable(file, num_bytes=num_bytes), mode="r"))
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"cannot be read: {error}", where=str(path), hint=_HINT) from error
+            raise DataError(f"it cannot be read: {error}", where=self._where, hint=_HINT) from error
         metadata = self._file.metadata
         self._ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
         if metadata.num_rows != num_docs:
-            raise DataError(f"it has {metadata.num_rows} rows, the manifest says {num_docs}", where=str(path), hint=_HINT)
+            raise DataError(f"it has {metadata.num_rows} rows, the manifest says {num_docs}", where=self._where, hint=_HINT)
         self._last: tuple[tuple[int, tuple[str, ...]], pa.Table] | None = None
 
     def rows(self, first_doc: int, end_doc: int) -> list[dict[str, Any]]:
@@ -198,7 +216,7 @@ class Origins:
             try:
                 self._last = (group, columns), self._file.read_row_group(group, columns=list(columns), use_threads=False)
             except (OSError, pa.ArrowException) as error:
-                raise DataError(f"row group {group} cannot be read: {error}", where=str(self.path), hint=_HINT) from error
+                raise DataError(f"row group {group} cannot be read: {error}", where=self._where, hint=_HINT) from error
         return self._last[1]
 
     def _may_hold(self, group: int, name: str) -> bool:

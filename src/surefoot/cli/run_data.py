@@ -1,0 +1,147 @@
+"""The data of a run as its folder tells it: config, prepared data, blocklist, the order they give, and which step takes what.
+
+Only reads, and takes no lock: a live run goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.checkpoint.manifest import read_manifest
+from surefoot.cli.run_steps import RunSteps
+from surefoot.config import load_config
+from surefoot.core.errors import CheckpointError, ConfigError, DataError
+from surefoot.core.events import Event
+from surefoot.core.records import LedgerEntry
+from surefoot.core.sections import RunConfig
+from surefoot.data.manifest import MANIFEST_NAME as DATA_MANIFEST_NAME
+from surefoot.data.manifest import Manifest, load_manifest
+from surefoot.data.provenance import Provenance, StoredDocument
+from surefoot.data.recipe import RunOrder, run_order
+from surefoot.data.storage import is_remote
+from surefoot.observe.blocks import Blocklist, fold_blocks
+from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+from surefoot.observe.lineage import candidates, fold_lineage
+from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, is_run, require_run
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """`path` is where the prepared data lies, `finished` whether the run has done all its steps."""
+
+    run_dir: Path
+    path: str
+    config: RunConfig
+    manifest: Manifest
+    blocklist: Blocklist
+    order: RunOrder
+    steps: RunSteps
+    finished: bool
+
+    @contextmanager
+    def provenance(self) -> Iterator[Provenance]:
+        with Provenance(self.path, manifest=self.manifest) as opened:
+            yield opened
+
+
+def is_prepared(path: str | Path) -> bool:
+    """Whether `path` is prepared data and no run: a store of it, or a folder with its manifest."""
+    return is_remote(path) or (Path(path, DATA_MANIFEST_NAME).is_file() and not is_run(Path(path)))
+
+
+def open_run_data(run_dir: Path, *, data: str = "") -> RunData:
+    """`data` is where the prepared data lies now, when that is not where the config of the run says.
+
+    Raises ConfigError for a folder that is no run or has no data of ours, DataError when the data is not the run's.
+    """
+    require_run(run_dir)
+    entries = read_ledger(run_dir / LEDGER_NAME, up_to_damage=True)
+    config = load_config(run_dir / CONFIG_NAME).config
+    path = data or _data_path(config, run_dir)
+    manifest = _manifest_of(path, is_given=bool(data))
+    cursor = _newest_cursor(run_dir, entries)
+    _refuse_other_data(manifest, path=path, entries=entries)
+    blocklist = fold_blocks(entries)
+    order = run_order(manifest, config, cursor=cursor, blocks=blocklist.blocks)
+    steps = RunSteps(
+        run_dir,
+        plan=order.steps,
+        entries=entries,
+        parallel=config.parallel,
+        num_steps=config.train.num_steps,
+        start=_start_of(run_dir, entries, order=order),
+    )
+    finished = fold_lineage(entries).counters.finished
+    return RunData(run_dir, path, config, manifest, blocklist, order, steps, finished)
+
+
+def found_in(run: RunData, provenance: Provenance, document: str) -> list[StoredDocument]:
+    """Every place of a document that this run trains on. Raises DataError for one that it holds out, saying so."""
+    try:
+        return provenance.find(document)
+    except DataError as error:
+        with Provenance(run.path, manifest=run.manifest, split="heldout") as heldout:
+            try:
+                held = heldout.find(document)
+            except DataError:
+                raise error from None
+        what = f"document {held[0].hash} is held out from training: no step takes it"
+        raise DataError(what, where=run.path, hint="the held-out loss is measured on it") from None
+
+
+def _data_path(config: RunConfig, run_dir: Path) -> str:
+    if not config.data.path:
+        raise ConfigError(
+            "this run has no prepared data", where=str(run_dir), hint="a loop of your own knows best where its batches come from"
+        )
+    return config.data.path
+
+
+def _manifest_of(path: str, *, is_given: bool) -> Manifest:
+    if not is_given and not is_remote(path) and not Path(path, DATA_MANIFEST_NAME).exists():
+        raise DataError("the data of the run is not here", where=path, hint="--data DIR says where it lies now")
+    return load_manifest(path)
+
+
+def _refuse_other_data(manifest: Manifest, *, path: str, entries: Sequence[LedgerEntry]) -> None:
+    """What the newest attempt trained on, or the data it was told to go on with."""
+    hashes = [entry.fields.get("data_hash") for entry in entries if entry.event == Event.ATTEMPT_STARTED]
+    wanted = next((str(found) for found in reversed(hashes) if found), manifest.sha256)
+    if manifest.sha256 != wanted:
+        raise DataError(
+            f"this is other data: {manifest.sha256[:12]}, the run trains on {wanted[:12]}",
+            where=path,
+            hint="--data DIR names the folder of the run's data",
+            got=manifest.sha256,
+            wanted=wanted,
+        )
+
+
+def _newest_cursor(run_dir: Path, entries: Sequence[LedgerEntry]) -> Mapping[str, Any] | None:
+    """The cursor of the newest checkpoint that can be read: it says from which sample on a source follows which order."""
+    for ref in candidates(fold_lineage(entries)):
+        if cursor := _cursor_of(run_dir, ref.id):
+            return cursor
+    return None
+
+
+def _start_of(run_dir: Path, entries: Sequence[LedgerEntry], *, order: RunOrder) -> tuple[int, int]:
+    """(finished steps, next sample) at which the newest attempt began."""
+    begun = next((entry for entry in reversed(entries) if entry.event in (Event.ATTEMPT_STARTED, Event.RUN_ROLLED_BACK)), None)
+    if begun is None:
+        return 0, 0
+    cursor = _cursor_of(run_dir, str(begun.fields.get("checkpoint") or ""))
+    return begun.step, int(cursor["next_sample"]) if cursor else order.steps.span(begun.step)[0]
+
+
+def _cursor_of(run_dir: Path, checkpoint: str) -> Mapping[str, Any] | None:
+    """None when there is no such checkpoint any more, or its loop had no cursor of ours."""
+    try:
+        cursor = read_manifest(run_dir / CHECKPOINTS_NAME / checkpoint).cursor if checkpoint else {}
+    except CheckpointError:
+        return None
+    return cursor if "next_sample" in cursor else None
