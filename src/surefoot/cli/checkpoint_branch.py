@@ -13,10 +13,12 @@ from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, find, lineage_of
 from surefoot.cli.checkpoint_import import Origin, take_in
 from surefoot.cli.ledgering import tell
 from surefoot.cli.new_folder import new_folder, refuse_taken
+from surefoot.cli.stage_changes import refuse_past_stages, sample_after
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
+from surefoot.core.identity import FIXED
 from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import CheckpointRef, Manifest
 from surefoot.core.sections import ModelSection, RunConfig
@@ -87,6 +89,7 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
     source = read_manifest(found.folder)
     changes = diff_sections(parent.config, loaded.config)
     _refuse_what_does_not_fit(changes, step=source.step, num_steps=loaded.config.train.num_steps)
+    refuse_past_stages(parent.config.stage, loaded.config.stage, next_sample=sample_after(source), where="overrides")
     _refuse_other_shape(changes, parent.config, loaded.config)
     _refuse_other_parametrization(parent.config.model, loaded.config.model)
     hashes = section_hashes(loaded.config) | code_hashes(loaded.config)
@@ -143,7 +146,7 @@ def _refuse_other_parametrization(old: ModelSection, new: ModelSection) -> None:
 
 
 def _refuse_what_does_not_fit(changes: Sequence[tuple[str, str, object, object]], *, step: int, num_steps: int) -> None:
-    fixed = [f"[{section}] {key}" for section, key, _, _ in changes if (section, key) in {("run", "seed"), ("data", "seq_len")}]
+    fixed = [f"[{section}] {key}" for section, key, _, _ in changes if (section, key) in FIXED]
     if fixed:
         what = f"{', '.join(fixed)} decides the order of samples: no checkpoint of another value fits"
         raise ConfigError(what, where="overrides", hint="leave it as it was, or start a run from step 0")

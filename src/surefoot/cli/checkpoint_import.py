@@ -184,8 +184,8 @@ def _differing(manifest: Manifest, run_dir: Path) -> list[str]:
     if not (run_dir / CONFIG_NAME).is_file():
         return []
     from surefoot.config import load_config
-    from surefoot.core.identity import code_hashes, section_hashes
+    from surefoot.core.identity import code_hashes, other_sections, section_hashes
 
     config = load_config(run_dir / CONFIG_NAME).config
     hashes: Mapping[str, str] = section_hashes(config) | code_hashes(config)
-    return [section for section in hashes if manifest.config_hashes.get(section) != hashes[section]]
+    return other_sections(manifest.config_hashes, now=hashes)

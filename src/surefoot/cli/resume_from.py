@@ -20,7 +20,7 @@ from surefoot.cli.console import say
 from surefoot.cli.ledgering import tell
 from surefoot.core.errors import CheckpointError, ConfigError, SurefootError, error_from_json
 from surefoot.core.events import Event
-from surefoot.core.identity import code_hashes, section_hashes
+from surefoot.core.identity import code_hashes, other_sections, section_hashes
 from surefoot.core.records import CheckpointRef, LedgerEntry, Manifest
 from surefoot.core.sections import RunConfig
 from surefoot.core.tiers import BadTier, parse_store_url, without_credentials
@@ -41,7 +41,7 @@ def wish_for(
     Raises ConfigError when nothing fits, when a second word (`--yes`) is missing, or when it was made under settings nobody accepted.
     """
     lineage = fold_lineage(entries)
-    ref = _found(wanted, lineage, run_dir)
+    ref = named_here(wanted, lineage, run_dir)
     if ref is None:
         brought = bring_in(wanted, run_dir, accepted=accepted)
         lineage = fold_lineage(read_ledger(run_dir / LEDGER_NAME))
@@ -74,7 +74,7 @@ def bring_in(wanted: str, run_dir: Path, *, accepted: Sequence[str] = ()) -> str
     return str(answer["id"])
 
 
-def _found(wanted: str, lineage: Lineage, run_dir: Path) -> CheckpointRef | None:
+def named_here(wanted: str, lineage: Lineage, run_dir: Path) -> CheckpointRef | None:
     """A checkpoint of this run; None when `wanted` names another place. Raises ConfigError when it names nothing."""
     if not wanted.strip():
         raise _names_none("it is empty", wanted, lineage, run_dir)
@@ -139,9 +139,7 @@ def refuse_other_config(
     """Raises ConfigError when the checkpoint was made under settings that nobody accepted for this run."""
     known = {(entry.fields.get("section"), entry.fields.get("hash")) for entry in entries if entry.event == Event.CONFIG_ACCEPTED}
     now = section_hashes(config) | code_hashes(config)
-    refused = [
-        name for name in now if manifest.config_hashes.get(name) != now[name] and (name, now[name]) not in known and name not in accepted
-    ]
+    refused = [name for name in other_sections(manifest.config_hashes, now=now) if (name, now[name]) not in known and name not in accepted]
     if refused:
         raise ConfigError(
             f"checkpoint {manifest.id} was made with another {', '.join(f'[{name}]' for name in refused)}",

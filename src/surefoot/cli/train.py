@@ -25,7 +25,7 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, CheckpointError, ConfigError, DataError, Preempted
 from surefoot.core.events import Event
-from surefoot.core.identity import SettingChange
+from surefoot.core.identity import STAGES, SettingChange
 from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import LedgerEntry, Phase
 from surefoot.core.sections import RunConfig
@@ -194,6 +194,8 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     config, run_dir = loaded.config, Path(loaded.config.run.dir)
     ledger, entries = open_ledger(run_dir, clock=clock, by=by)
     changes = compare_run_folder(loaded, entries=entries, accepted=wanted.accepted)
+    if any(section == STAGES for section, *_ in changes):
+        _refuse_past_stages(loaded, entries=entries, wanted=wanted)
     refuse_halted(entries)
     if not changes and wanted.resume_from is None and _is_over(entries, config):
         return _Opened(ledger, entries, is_over=True)
@@ -223,6 +225,14 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
             )
             keeper.check()
     return _Opened(ledger, entries, is_over=False)
+
+
+def _refuse_past_stages(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], wanted: _Wanted) -> None:
+    from surefoot.cli.stage_changes import next_sample_of, refuse_past_stages
+
+    path = Path(loaded.config.run.dir) / CONFIG_NAME
+    goes_on_at = next_sample_of(path.parent, entries=entries, wanted=wanted.resume_from)
+    refuse_past_stages(load_config(path).config.stage, loaded.config.stage, next_sample=goes_on_at, where=str(path))
 
 
 def _show_phase_data(run_dir: Path, counters: Counters, clock: Clock) -> None:

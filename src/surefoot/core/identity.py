@@ -21,6 +21,9 @@ SettingChange = tuple[str, str, object, object]
 
 STAGES = "stage"
 
+FIXED = {("run", "seed"), ("data", "seq_len"), ("data", "max_seq_len")}
+"""(section, key) of what the order of samples hangs on: no cursor of the run would fit another value, so nobody can accept one."""
+
 
 def section_hashes(config: RunConfig) -> dict[str, str]:
     """sha256 over canonical JSON per section: `run` (its seed alone), every one of HASHED_SECTIONS, and `stage` where there is one."""

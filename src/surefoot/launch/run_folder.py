@@ -13,20 +13,20 @@ from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.holder import LOCK_NAME
-from surefoot.core.identity import SettingChange, code_hashes, diff_sections, section_hashes
+from surefoot.core.identity import FIXED, STAGES, SettingChange, code_hashes, diff_sections, section_hashes, values_of
 from surefoot.core.records import LedgerEntry
-from surefoot.core.sections import HASHED_SECTIONS
+from surefoot.core.sections import HASHED_SECTIONS, StageSection
+from surefoot.core.stages import first_change
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.lineage import fold_counters
 from surefoot.observe.run_dir import CONFIG_NAME
 
-_FIXED = {("run", "seed"), ("data", "seq_len")}
-"""What the order of samples hangs on: no cursor of the run would fit another value, so nobody can accept one."""
 _OWN_COMMENT = re.compile(r" # (.+)$")
 
 
 def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], accepted: Sequence[str]) -> list[SettingChange]:
-    """What `loaded` changes about the run in its folder, all of it accepted. Writes nothing; call with the run's lock held.
+    """What `loaded` changes about the run in its folder, all of it accepted; stages need no acceptance: when they begin is what counts,
+    and the caller looks at that. Writes nothing; call with the run's lock held.
 
     Raises ConfigError when hashed settings differ and their section is not in `accepted`, and when the folder holds something else than a
     run. A run whose training never began, and which took nothing in, has nothing to protect: its config may be corrected freely.
@@ -40,11 +40,14 @@ def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], 
     if not any(entry.event in (Event.ATTEMPT_STARTED, Event.CHECKPOINT_IMPORTED) for entry in entries):
         return []
     changes = diff_sections(load_config(config_path).config, loaded.config)
-    fixed = [change for change in changes if change[:2] in _FIXED]
+    fixed = [change for change in changes if change[:2] in FIXED]
     if fixed:
         what = f"the run there was started with another order of samples: {_words(fixed)}"
-        raise ConfigError(what, where=str(config_path), hint=f"`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew")
-    refused = [change for change in changes if change[0] not in accepted]
+        longest = [was for _, key, was, _ in fixed if key == "max_seq_len"]
+        kept = f"data.max_seq_len = {longest[0] or loaded.config.data.seq_len} keeps it where no stage is longer; " if longest else ""
+        hint = f"{kept}`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew"
+        raise ConfigError(what, where=str(config_path), hint=hint)
+    refused = [change for change in changes if change[0] not in (*accepted, STAGES)]
     if refused:
         flags = " ".join(f"--accept-changes {section}" for section in sorted({section for section, *_ in refused}))
         raise ConfigError(
@@ -80,10 +83,14 @@ def record_run_folder(
     for section in sorted(set(accepted) & hashes.keys() - {section for section, *_ in changes}):
         reason = "the source of a factory may differ" if section == "code" else "a checkpoint that was made under other values may be taken"
         append(Event.CONFIG_ACCEPTED, rule="--accept-changes", reason=reason, fields={"section": section, "hash": hashes[section]})
-    for section in sorted({section for section, *_ in changes}):
+    for section in sorted({section for section, *_ in changes} - {STAGES}):
         words = _words([change for change in changes if change[0] == section])
         fields = {"section": section, "hash": hashes[section]}
         append(Event.CONFIG_ACCEPTED, rule="--accept-changes", reason=words, fields=fields)
+    if any(section == STAGES for section, *_ in changes):
+        before, after = load_config(run_dir / CONFIG_NAME).config.stage, loaded.config.stage
+        told = {"effective_sample": first_change(before, after), "from": _listed(before), "to": _listed(after)}
+        append(Event.STAGE_CHANGED, reason=_words([change for change in changes if change[0] == STAGES]), fields=told)
     try:
         _write_config(loaded, run_dir / CONFIG_NAME)
     except OSError as error:
@@ -115,7 +122,7 @@ def _own_origin(line: str, *, default: str) -> str:
 
 
 def _refuse_unknown_sections(accepted: Sequence[str]) -> None:
-    known = ("run", "code", *HASHED_SECTIONS)
+    known = ("run", "code", STAGES, *HASHED_SECTIONS)
     for section in accepted:
         if section not in known:
             close = get_close_matches(section, known, n=1)
@@ -132,6 +139,10 @@ def _refuse_foreign_folder(run_dir: Path) -> None:
             where=str(run_dir),
             hint="choose another [run] dir",
         )
+
+
+def _listed(stages: Sequence[StageSection]) -> list[dict[str, object]]:
+    return [values_of(stage) for stage in stages]
 
 
 def _words(changes: Sequence[SettingChange]) -> str:
