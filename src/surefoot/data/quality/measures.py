@@ -39,10 +39,17 @@ class Subject:
         self.num_tokens = num_tokens
         self.data = text.encode()
         self.bytes_N = np.frombuffer(self.data, dtype=np.uint8)
+        self._measured: dict[str, float] = {}
 
     @property
     def num_bytes(self) -> int:
         return len(self.data)
+
+    def measured(self, measure: str) -> float:
+        """One of `MEASURES`, computed once."""
+        if measure not in self._measured:
+            self._measured[measure] = MEASURES[measure](self)
+        return self._measured[measure]
 
     @cached_property
     def byte_counts(self) -> npt.NDArray[np.int64]:

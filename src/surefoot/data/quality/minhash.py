@@ -18,7 +18,8 @@ NUM_BINS: Final = 32
 GRAM_TOKENS: Final = 5
 _BIN_BITS: Final = np.uint64(5)
 _BATCH_TOKENS: Final = 1 << 18  # bounds the memory of a call: about 10 arrays of 8 bytes a token
-_SEEDS: Final = np.arange(1, GRAM_TOKENS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_MASK64: Final = (1 << 64) - 1
 
 Signatures = npt.NDArray[np.uint16]
 Tokens = npt.NDArray[Any]
@@ -50,6 +51,12 @@ def jaccard(one: Tokens, other: Tokens) -> float:
     left, right = (np.unique(_gram_hashes(_padded(tokens))) for tokens in (one, other))
     shared = np.intersect1d(left, right, assume_unique=True).size
     return shared / (left.size + right.size - shared)
+
+
+def token_grams(tokens: Tokens, *, n: int) -> npt.NDArray[np.uint64]:
+    """A hash of each n-gram, at the place of its first token; empty where there are fewer tokens."""
+    wide = np.asarray(tokens).astype(np.uint64)
+    return _gram_hashes(wide, n=n) if wide.size >= n else np.empty(0, dtype=np.uint64)
 
 
 def _signatures(documents: Sequence[Tokens]) -> Signatures:
@@ -96,11 +103,12 @@ def _padded(tokens: Tokens) -> npt.NDArray[np.uint64]:
     return wide if wide.size >= GRAM_TOKENS else np.concatenate([wide, np.zeros(GRAM_TOKENS - wide.size, dtype=np.uint64)])
 
 
-def _gram_hashes(tokens: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    num_grams = tokens.size - GRAM_TOKENS + 1
+def _gram_hashes(tokens: npt.NDArray[np.uint64], *, n: int = GRAM_TOKENS) -> npt.NDArray[np.uint64]:
+    num_grams = tokens.size - n + 1
     hashes = np.zeros(num_grams, dtype=np.uint64)
-    for offset, seed in enumerate(_SEEDS):
-        hashes += (tokens[offset : offset + num_grams] + np.uint64(1)) * seed
+    for offset in range(n):
+        seed = (offset + 1) * _GOLDEN & _MASK64 | 1
+        hashes += (tokens[offset : offset + num_grams] + np.uint64(1)) * np.uint64(seed)
     return _mix(hashes)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.hashing import sha256_json
-from surefoot.data.quality.measures import MEASURES, Subject, phrases_found, share_of_unit
+from surefoot.data.quality.measures import Subject, phrases_found, share_of_unit
 
 Action = Literal["drop", "flag"]
 Fires = Literal["above", "below"]
@@ -47,7 +47,7 @@ class Rule:
             return phrases_found(subject, self.phrases)
         if self.measure == "unit":
             return share_of_unit(subject, self.unit)
-        return MEASURES[self.measure](subject)
+        return subject.measured(self.measure)
 
     def is_broken_by(self, score: float) -> bool:
         return score > self.threshold if self.fires == "above" else score < self.threshold
@@ -122,12 +122,15 @@ class RuleSet:
 
     def judge(self, text: str, *, source: str = "", off: Collection[str] = (), num_tokens: int = 0) -> list[Hit]:
         """The rules that `text` breaks, those that drop first. `off` is a source's `rules_off`; `num_tokens` 0 leaves tokens unjudged."""
-        subject = Subject(text, num_tokens=num_tokens)
+        return self.judge_subject(Subject(text, num_tokens=num_tokens), source=source, off=off)
+
+    def judge_subject(self, subject: Subject, *, source: str = "", off: Collection[str] = ()) -> list[Hit]:
+        """The same for a text of which more is asked."""
         hits = []
         for rule in self.rules:
             if subject.num_bytes < rule.min_bytes or not rule.is_asked(source=source, off=off):
                 continue
-            if rule.measure == "tokens-per-byte" and not num_tokens:
+            if rule.measure == "tokens-per-byte" and not subject.num_tokens:
                 continue
             score = rule.score(subject)
             if rule.is_broken_by(score):

@@ -1,0 +1,101 @@
+"""Which documents of a step stand out: by the rules they break, by their tokens, by their length, by coming twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from surefoot.core.blocking import TokenSpan
+from surefoot.data.provenance import StoredDocument
+from surefoot.data.quality.look import Baseline, Looked, look, rarity
+from surefoot.data.quality.rules import Hit, RuleSet
+from surefoot.data.quality.stored import Shelf, told
+from surefoot.data.recipe import Sample
+
+_COPY_RARITY: Final = 2.0
+_TOLD_RARITY: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A document of the samples asked for. `score` adds up how rare it is in each respect, in powers of ten; `reasons` say so in words.
+
+    `samples` are the global samples that hold some of it, `num_tokens` how many of its tokens they hold.
+    """
+
+    document: StoredDocument
+    score: float
+    reasons: tuple[str, ...]
+    looked: Looked
+    samples: tuple[int, ...]
+    num_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **told(self.document),
+            "score": self.score,
+            "reasons": list(self.reasons),
+            "rules": [hit.rule for hit in self.looked.hits],
+            "samples": list(self.samples),
+            "tokens_in_samples": self.num_tokens,
+            "excerpt": self.looked.excerpt,
+        }
+
+
+def candidate_documents(
+    shelf: Shelf,
+    samples: Iterable[Sample],
+    *,
+    rules: RuleSet,
+    off: Mapping[str, Collection[str]],
+    usual: Mapping[str, Baseline],
+    limit: int = 20,
+) -> list[Candidate]:
+    """The documents that `samples` hold, those that stand out most first.
+
+    A document counts by its rarest broken rule, by the surprise of its tokens and by its length, each against the documents of its source,
+    and by standing in the samples a second time under the same hash. `usual` has a baseline for each source of `samples`.
+    """
+    found: list[Candidate] = []
+    entry = shelf.manifest.tokenizer
+    parts = parts_of(shelf, samples)
+    copies = Counter(document.hash for document in parts)
+    for document, held in parts.items():
+        looked = look(shelf.read(document), rules=rules, off=off.get(document.source, ()), vocab_size=entry.vocab_size, eos_id=entry.eos_id)
+        score, reasons = _standing(looked, usual=usual[document.source], copies=copies[document.hash])
+        numbers = tuple(sorted({sample for sample, _ in held}))
+        num_tokens = sum(span.end - span.start for _, span in held)
+        found.append(Candidate(document, score, reasons, looked, numbers, num_tokens))
+    return sorted(found, key=lambda one: (-one.score, one.document.id))[:limit]
+
+
+def parts_of(shelf: Shelf, samples: Iterable[Sample]) -> dict[StoredDocument, list[tuple[int, TokenSpan]]]:
+    """Which documents `samples` hold, and in which sample which tokens of each."""
+    parts: dict[StoredDocument, list[tuple[int, TokenSpan]]] = {}
+    for sample in samples:
+        spans = [TokenSpan(sample.source, first, first + count) for first, count in sample.spans]
+        for document, held in shelf.in_spans(spans).items():
+            parts.setdefault(document, []).extend((sample.sample, span) for span in held)
+    return parts
+
+
+def _standing(looked: Looked, *, usual: Baseline, copies: int) -> tuple[float, tuple[str, ...]]:
+    """(score, reasons), the strongest reason first."""
+    broken = [(rarity(usual.rate(hit.rule)), _reason(hit, usual=usual)) for hit in looked.hits]
+    surprise = usual.surprise(looked.ids, looked.counts)
+    length = looked.document.end - looked.document.start
+    others = [
+        (rarity(usual.tail_of_surprise(surprise)), f"its tokens surprise by {surprise:.2f} nats each"),
+        (rarity(usual.tail_of_length(length)), f"it has {length} tokens"),
+        (_COPY_RARITY if copies > 1 else 0.0, f"{copies} copies in these samples"),
+    ]
+    score = max((rare for rare, _ in broken), default=0.0) + sum(rare for rare, _ in others)
+    shown = sorted([*broken, *(pair for pair in others if pair[0] >= _TOLD_RARITY)], key=lambda pair: -pair[0])
+    return score, tuple(reason for _, reason in shown)
+
+
+def _reason(hit: Hit, *, usual: Baseline) -> str:
+    share = f"{usual.num_hits(hit.rule)} of {usual.num_documents} documents of {usual.source} do so"
+    return f"{hit.rule} {hit.score:.4g}, limit {hit.threshold:g}; {share}"

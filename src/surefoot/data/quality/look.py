@@ -1,0 +1,170 @@
+"""One look at a stored document, and what many looks say of a source: the rules it breaks, the tokens it uses, its lengths."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.core.blocking import TokenSpan
+from surefoot.data.provenance import StoredDocument
+from surefoot.data.quality.measures import Subject
+from surefoot.data.quality.rules import Hit, RuleSet
+from surefoot.data.quality.stored import Shelf, StoredText, excerpt, spread
+
+I64Array = npt.NDArray[np.int64]
+F64Array = npt.NDArray[np.float64]
+
+DOCUMENTS_LOOKED_AT: Final = 2000
+_TOKENS_LOOKED_AT: Final = 4_000_000
+_FEWEST: Final = 64
+_PLAIN_VOCABULARY: Final = 512
+"""Of so few ids every byte is a token: tokens per byte say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is kept of one document. `ids` and `counts` are its tokens, each id once; those outside the vocabulary only counted."""
+
+    document: StoredDocument
+    num_bytes: int
+    num_tokens: int
+    zlib_ratio: float
+    entropy: float
+    num_replaced: int
+    num_outside: int
+    ends_in_eos: bool
+    hits: tuple[Hit, ...]
+    ids: I64Array
+    counts: I64Array
+    excerpt: str
+
+
+def look(stored: StoredText, *, rules: RuleSet, off: Collection[str], vocab_size: int, eos_id: int) -> Looked:
+    subject = Subject(stored.text, num_tokens=len(stored.tokens) if vocab_size > _PLAIN_VOCABULARY else 0)
+    ids, counts = bag_of(stored.tokens, vocab_size=vocab_size)
+    return Looked(
+        document=stored.document,
+        num_bytes=subject.num_bytes,
+        num_tokens=len(stored.tokens),
+        zlib_ratio=subject.measured("zlib-ratio"),
+        entropy=subject.measured("byte-entropy"),
+        num_replaced=stored.text.count("\ufffd"),
+        num_outside=len(stored.tokens) - int(counts.sum()),
+        ends_in_eos=stored.is_cut or (len(stored.tokens) > 0 and int(stored.tokens[-1]) == eos_id),
+        hits=tuple(rules.judge_subject(subject, source=stored.document.source, off=off)),
+        ids=ids,
+        counts=counts,
+        excerpt=excerpt(stored.text),
+    )
+
+
+def bag_of(tokens: npt.NDArray[Any], *, vocab_size: int) -> tuple[I64Array, I64Array]:
+    """(ids, counts) of the tokens inside the vocabulary."""
+    ids, counts = np.unique(tokens, return_counts=True)
+    inside = ids < vocab_size
+    return ids[inside].astype(np.int64), counts[inside].astype(np.int64)
+
+
+def look_at_source(
+    shelf: Shelf, source: str, *, rules: RuleSet, off: Collection[str], limit: int = DOCUMENTS_LOOKED_AT, purpose: str = "report"
+) -> list[Looked]:
+    """At most `limit` documents of `source` spread over its stream, fewer where they are long: about 4 million tokens in all."""
+    split = shelf.manifest.split(source, shelf.split)
+    by_tokens = _TOKENS_LOOKED_AT * split.docs // max(1, split.tokens)
+    entry = shelf.manifest.tokenizer
+    return [
+        look(stored, rules=rules, off=off, vocab_size=entry.vocab_size, eos_id=entry.eos_id)
+        for stored in shelf.sample(source, limit=min(limit, max(_FEWEST, by_tokens)), purpose=purpose)
+    ]
+
+
+class Baseline:
+    """What is usual in one source, by documents that rows of its stream reach into (`looked`), and the tokens of these rows (`bags`).
+
+    A token's dispersion is sum of squares over sum of its counts per document: tokens come in documents that have many of them, and the
+    variance of a count is so much larger than that of a Poisson number (a compound Poisson process).
+    """
+
+    def __init__(self, source: str, looked: Sequence[Looked], *, bags: Iterable[tuple[I64Array, I64Array]], vocab_size: int) -> None:
+        self.source = source
+        self.num_documents = len(looked)
+        counts, squares = np.zeros(vocab_size), np.zeros(vocab_size)
+        for ids, numbers in bags:
+            counts[ids] += numbers
+            squares[ids] += numbers.astype(np.float64) ** 2
+        self.num_tokens = int(counts.sum())
+        # Half a token more for each id: one that was never seen is rare, not impossible.
+        self.probability: F64Array = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
+        self.dispersion: F64Array = np.maximum(1.0, (squares + 1.0) / (counts + 1.0))
+        self._log_p = np.log(self.probability)
+        self._hits = Counter(hit.rule for one in looked for hit in one.hits)
+        self._surprises = np.sort([self.surprise(one.ids, one.counts) for one in looked])
+        self.lengths = np.sort(np.array([one.document.end - one.document.start for one in looked], dtype=np.int64))
+
+    def surprise(self, ids: I64Array, counts: I64Array) -> float:
+        """Nats per token of a bag of tokens, if each were drawn as the source has them."""
+        return float(-(self._log_p[ids] * counts).sum() / max(1, counts.sum()))
+
+    def rate(self, rule: str) -> float:
+        """Share of the documents that break `rule`, never quite 0: half a document of one more."""
+        return (self._hits[rule] + 0.5) / (self.num_documents + 1.0)
+
+    def num_hits(self, rule: str) -> int:
+        return self._hits[rule]
+
+    def tail_of_surprise(self, value: float) -> float:
+        """Share of the documents that are as far out on the same side, twice: both sides are asked."""
+        return _tail(self._surprises, value)
+
+    def tail_of_length(self, num_tokens: int) -> float:
+        return _tail(self.lengths, num_tokens)
+
+
+def _tail(ordered: F64Array | I64Array, value: float) -> float:
+    below = int(np.searchsorted(ordered, value, side="right"))
+    above = ordered.size - int(np.searchsorted(ordered, value, side="left"))
+    return min(1.0, 2.0 * (min(below, above) + 0.5) / (ordered.size + 1.0))
+
+
+def rarity(share: float) -> float:
+    """How rare, in powers of ten."""
+    return -math.log10(max(1e-12, min(1.0, share)))
+
+
+def standard_score(found: float, *, of: float, share: float) -> float:
+    """How many standard deviations `found` of `of` draws lie from what `share` of them would be."""
+    return (found - of * share) / math.sqrt(max(1e-12, of * share * (1.0 - share))) if of else 0.0
+
+
+def baselines(
+    shelf: Shelf, *, seq_len: int, rules: RuleSet, off: Mapping[str, Collection[str]], limit: int = DOCUMENTS_LOOKED_AT
+) -> dict[str, Baseline]:
+    """What is usual in each source, from rows of `seq_len` tokens spread over its stream, until they reach into `limit` documents.
+
+    Samples are such rows: so long documents weigh here as they do in a step.
+    """
+    return {
+        source: _baseline(shelf, source, seq_len=seq_len, rules=rules, off=off.get(source, ()), limit=limit)
+        for source in shelf.manifest.sources
+    }
+
+
+def _baseline(shelf: Shelf, source: str, *, seq_len: int, rules: RuleSet, off: Collection[str], limit: int) -> Baseline:
+    entry = shelf.manifest.tokenizer
+    split = shelf.manifest.split(source, shelf.split)
+    documents_per_row = 1.0 + seq_len * split.docs / max(1, split.tokens)
+    rows = spread(split.tokens // seq_len, limit=max(1, int(limit / documents_per_row)), key=f"usual/{source}")
+    looked: dict[StoredDocument, Looked] = {}
+    bags: list[tuple[I64Array, I64Array]] = []
+    for row in rows.tolist():
+        for document, spans in shelf.in_spans([TokenSpan(source, row * seq_len, (row + 1) * seq_len)]).items():
+            if document not in looked:
+                looked[document] = look(shelf.read(document), rules=rules, off=off, vocab_size=entry.vocab_size, eos_id=entry.eos_id)
+            bags += [bag_of(shelf.tokens(span), vocab_size=entry.vocab_size) for span in spans]
+    return Baseline(source, list(looked.values()), bags=bags, vocab_size=entry.vocab_size)
