@@ -23,6 +23,7 @@ Answer = TypeVar("Answer")
 _NUM_REQUESTS_AT_ONCE: Final = 32  # at 20 ms a request 1,600 reads a second, where a rank of a large job needs about ten
 _GAP_BYTES: Final = 64 * 1024  # at 10 MB/s a request costs as much time as 200 KB: what lies between two ranges is cheaper read
 _MAX_REQUEST_BYTES: Final = 4 << 20
+_MAX_BYTES_AHEAD: Final = 32 << 20  # of one call: what its threads may have fetched before it is looked at
 _BEYOND: Final = "damaged"
 
 
@@ -68,7 +69,7 @@ class ObjectStorage:
         waiting: deque[tuple[Future[memoryview], ByteRange, list[ByteRange]]] = deque()
         groups = iter(coalesced(wanted))
         while True:
-            while len(waiting) < _NUM_REQUESTS_AT_ONCE and (group := next(groups, None)) is not None:
+            while sum(whole.num_bytes for _, whole, _ in waiting) < _MAX_BYTES_AHEAD and (group := next(groups, None)) is not None:
                 whole = _hull(group)
                 waiting.append((self._pool.submit(self._get, whole), whole, group))
             if not waiting:

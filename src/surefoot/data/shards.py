@@ -12,7 +12,9 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +24,7 @@ import xxhash
 
 from surefoot.core.errors import DataError
 from surefoot.data.manifest import Manifest, Split, load_manifest
+from surefoot.data.quarantine import DAMAGED_BLOCK
 from surefoot.data.storage import ByteRange, Storage, open_storage
 
 logger = logging.getLogger(__name__)
@@ -45,17 +48,19 @@ def pack_header(*, token_bytes: int, num_tokens: int, num_docs: int) -> bytes:
     return _HEADER.pack(_MAGIC, _VERSION, token_bytes, BLOCK_BYTES, num_tokens, num_docs).ljust(HEADER_BYTES, b"\0")
 
 
-class _Reads(NamedTuple):
-    """Reads of neighbouring tokens of one shard, in the order in which files are best read: columns of one length.
+class _Read(NamedTuple):
+    """Neighbouring tokens of one shard and the whole blocks around them. Sorted, reads come in the order in which files are best read.
 
-    `first` counts from the start of the shard, `place` from the start of the result; `span` is which of the spans asked for it is of.
+    `skip_bytes` of the blocks stand before the tokens, whose `num_bytes` go to byte `place` of the result.
     """
 
-    shard: I64Array
-    first: I64Array
-    count: I64Array
-    place: I64Array
-    span: I64Array
+    shard: int
+    first_block: int
+    num_blocks: int
+    skip_bytes: int
+    num_bytes: int
+    place: int
+    sample: int | None
 
 
 class TokenStore:
@@ -78,9 +83,9 @@ class TokenStore:
         self._owns_storage = storage is None
         self._storage = storage or open_storage(path)
         self._dtype = self.manifest.token_dtype
-        self._block_tokens = BLOCK_BYTES // self._dtype.itemsize
-        self._shard_tokens = np.array([shard.tokens for shard in self.entry.shards], dtype=np.int64)
-        self._ends = np.cumsum(self._shard_tokens)
+        self._ends = list(accumulate(shard.tokens for shard in self.entry.shards))
+        self._tok_names = [f"{source}/{split}/{shard.name}.tok" for shard in self.entry.shards]
+        self._sum_names = [f"{source}/{split}/{shard.name}.sum" for shard in self.entry.shards]
         self._is_checked = bytearray(len(self.entry.shards))
         self._lock = threading.Lock()
 
@@ -88,19 +93,20 @@ class TokenStore:
     def num_tokens(self) -> int:
         return self.entry.tokens
 
-    def check_files(self, *, limit_s: float = _CHECK_LIMIT_S) -> int:
+    def check_files(self, *, limit_s: float = _CHECK_LIMIT_S, leave_out: Container[str] = ()) -> int:
         """Compare the sizes of all shards with the manifest, in their order, for as long as `limit_s`; how many were looked at.
 
-        Raises DataError for the first that is missing or of another size. The others, and every header, are checked when first touched.
+        `leave_out` names shards that no sample needs any more. Raises DataError for the first of the others that is missing or of another
+        size. What time did not suffice for, and every header, is checked when first touched.
         """
         give_up_s = time.monotonic() + limit_s
-        num_shards = len(self.entry.shards)
-        for first in range(0, num_shards, _NUM_CHECKED_AT_ONCE):
+        needed = [number for number, shard in enumerate(self.entry.shards) if shard.name not in leave_out]
+        for first in range(0, len(needed), _NUM_CHECKED_AT_ONCE):
             if time.monotonic() > give_up_s:
-                logger.warning("%d of %d shards were looked at in %g s: the rest when they are read", first, num_shards, limit_s)
+                logger.warning("%d of %d shards were looked at in %g s: the rest when they are read", first, len(needed), limit_s)
                 return first
-            self._check_sizes(range(first, min(first + _NUM_CHECKED_AT_ONCE, num_shards)))
-        return num_shards
+            self._check_sizes(needed[first : first + _NUM_CHECKED_AT_ONCE])
+        return len(needed)
 
     def read(self, start: int, count: int, *, sample: int | None = None) -> npt.NDArray[Any]:
         """Tokens [start, start + count) of the stream in their stored dtype.
@@ -125,7 +131,8 @@ class TokenStore:
             raise ValueError(f"tokens {starts[wrong]}..{starts[wrong] + counts[wrong]} outside a stream of {self.num_tokens}")
         out = np.empty(int(counts.sum()), dtype=self._dtype)
         if out.size:
-            self._fill(memoryview(out).cast("B"), self._cut(starts, counts), samples=samples)
+            of_samples = [None] * len(starts) if samples is None else samples.tolist()
+            self._fill(memoryview(out).cast("B"), sorted(self._cut(starts.tolist(), counts.tolist(), of_samples)))
         return out
 
     def document_starts(self, start: int, count: int) -> I64Array:
@@ -139,73 +146,72 @@ class TokenStore:
         if self._owns_storage:
             self._storage.close()
 
-    def _cut(self, starts: I64Array, counts: I64Array) -> _Reads:
+    def _cut(self, starts: list[int], counts: list[int], samples: list[int | None]) -> Iterator[_Read]:
         """The spans cut at the ends of shards, and where a read would become too long."""
-        parts: list[tuple[I64Array, ...]] = []
-        span = np.flatnonzero(counts)
-        start, count, place = starts[span], counts[span], (np.cumsum(counts) - counts)[span]
-        longest = _MAX_BLOCKS_AT_ONCE * self._block_tokens
-        while span.size:
-            shard = np.searchsorted(self._ends, start, side="right")
-            first = start - self._ends[shard] + self._shard_tokens[shard]
-            limit = np.minimum(self._shard_tokens[shard], first // self._block_tokens * self._block_tokens + longest)
-            here = np.minimum(count, limit - first)
-            parts.append((shard, first, here, place, span))
-            left = np.flatnonzero(here < count)
-            span, start, count, place = span[left], (start + here)[left], (count - here)[left], (place + here)[left]
-        columns = parts[0] if len(parts) == 1 else tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((columns[1], columns[0]))
-        return _Reads(*(column[order] for column in columns))
+        token_bytes, block_tokens = self._dtype.itemsize, BLOCK_BYTES // self._dtype.itemsize
+        place = 0
+        for start, count, sample in zip(starts, counts, samples, strict=True):
+            while count:
+                shard = bisect_right(self._ends, start)
+                end_of_shard = self._ends[shard]
+                first = start - end_of_shard + self.entry.shards[shard].tokens
+                first_block, skip = divmod(first, block_tokens)
+                here = min(count, end_of_shard - start, _MAX_BLOCKS_AT_ONCE * block_tokens - skip)
+                num_blocks = -(-(skip + here) // block_tokens)
+                yield _Read(shard, first_block, num_blocks, skip * token_bytes, here * token_bytes, place, sample)
+                start, count, place = start + here, count - here, place + here * token_bytes
 
-    def _fill(self, out: memoryview, reads: _Reads, *, samples: I64Array | None) -> None:
+    def _fill(self, out: memoryview, reads: list[_Read]) -> None:
         """Read, check and put in place. The loop runs once per row of a batch: it makes no array and no record."""
-        token_bytes = self._dtype.itemsize
-        shards = reads.shard.tolist()
-        self._check_first_touch(set(shards))
-        first_block = reads.first // self._block_tokens
-        num_blocks = -(-(reads.first + reads.count) // self._block_tokens) - first_block
-        sums = self._sums(shards, first_block, num_blocks)
-        begin = first_block * BLOCK_BYTES
-        size = np.minimum(num_blocks * BLOCK_BYTES, self._shard_tokens[reads.shard] * token_bytes - begin)
-        wanted = list(map(ByteRange, self._names(shards, "tok"), (HEADER_BYTES + begin).tolist(), size.tolist()))
-        skips, sizes = (reads.first * token_bytes - begin).tolist(), (reads.count * token_bytes).tolist()
-        places = (reads.place * token_bytes).tolist()
+        self._check_first_touch({read.shard for read in reads})
+        sums = self._sums(reads)
+        wanted = [self._blocks(read) for read in reads]
         checked = 0
-        for read, (data, count, skip, num_bytes, place) in enumerate(
-            zip(self._storage.ranges(wanted), num_blocks.tolist(), skips, sizes, places, strict=True)
-        ):
-            right = sums[checked : checked + count]
-            checked += count
-            if _digests(data, num_blocks=count) != right:
-                sample = None if samples is None else int(samples[reads.span[read]])
-                data = self._fetched_again(wanted[read], shards[read], right=right, sample=sample)
-            out[place : place + num_bytes] = data[skip : skip + num_bytes]
+        for read, data in zip(reads, self._storage.ranges(wanted), strict=True):
+            _, _, num_blocks, skip_bytes, num_bytes, place, _ = read
+            right = sums[checked : checked + num_blocks]
+            checked += num_blocks
+            if _digests(data, num_blocks=num_blocks) != right:
+                data = self._fetched_again(read)
+            out[place : place + num_bytes] = data[skip_bytes : skip_bytes + num_bytes]
 
-    def _sums(self, shards: list[int], first_block: I64Array, num_blocks: I64Array) -> list[int]:
+    def _sums(self, reads: list[_Read]) -> list[int]:
         """The checksums of all touched blocks, read by read."""
-        names = self._names(shards, "sum")
-        wanted = list(map(ByteRange, names, (first_block * _SUM_BYTES).tolist(), (num_blocks * _SUM_BYTES).tolist()))
+        names = self._sum_names
+        wanted = [ByteRange(names[shard], first * _SUM_BYTES, count * _SUM_BYTES) for shard, first, count, *_ in reads]
         words = self._storage.joined(wanted)
-        if len(words) != int(num_blocks.sum()) * _SUM_BYTES:
-            words = b"".join(map(self._storage.again, wanted))
-        if len(words) != int(num_blocks.sum()) * _SUM_BYTES:
-            raise DataError("a checksum file is cut short", where=f"{self._storage.place}/{wanted[0].name}", hint=_REPLACED)
+        if len(words) != sum(one.num_bytes for one in wanted):
+            return [word for read in reads for word in self._sums_again(read)]
         sums: list[int] = np.frombuffer(words, dtype="<u8").tolist()
         return sums
 
-    def _fetched_again(self, wanted: ByteRange, number: int, *, right: list[int], sample: int | None) -> memoryview:
-        """What a second fetch gave, past the caches on the way. Raises DataError when it differs from its checksums, too."""
-        data = memoryview(self._storage.again(wanted))
-        first_block = (wanted.offset - HEADER_BYTES) // BLOCK_BYTES
-        for block, (got, want) in enumerate(zip(_digests(data, num_blocks=len(right)), right, strict=True), start=first_block):
-            if got != want:
-                raise self._mismatch(number, block, got=got, wanted=want, sample=sample)
+    def _sums_again(self, read: _Read) -> list[int]:
+        """The checksums of one read, past the caches on the way."""
+        name = self._sum_names[read.shard]
+        words = self._storage.again(ByteRange(name, read.first_block * _SUM_BYTES, read.num_blocks * _SUM_BYTES))
+        if len(words) != read.num_blocks * _SUM_BYTES:
+            raise DataError("the checksum file is cut short", where=f"{self._storage.place}/{name}", hint=_REPLACED)
+        sums: list[int] = np.frombuffer(words, dtype="<u8").tolist()
+        return sums
+
+    def _blocks(self, read: _Read) -> ByteRange:
+        begin = read.first_block * BLOCK_BYTES
+        num_bytes = min(read.num_blocks * BLOCK_BYTES, self._num_token_bytes(read.shard) - begin)
+        return ByteRange(self._tok_names[read.shard], HEADER_BYTES + begin, num_bytes)
+
+    def _fetched_again(self, read: _Read) -> memoryview:
+        """What a second fetch of blocks and checksums gave. Raises DataError when they differ again."""
+        right = self._sums_again(read)
+        data = memoryview(self._storage.again(self._blocks(read)))
+        for block, (got, wanted) in enumerate(zip(_digests(data, num_blocks=len(right)), right, strict=True), start=read.first_block):
+            if got != wanted:
+                raise self._mismatch(read.shard, block, got=got, wanted=wanted, sample=read.sample)
         with self._lock:
             self.num_refetched += 1
         logger.warning(
             "%s: bytes of block %d on differed from their checksums and were right when fetched again: look at memory, disk and network",
-            self._where(number),
-            first_block,
+            self._where(read.shard),
+            read.first_block,
         )
         return data
 
@@ -217,7 +223,7 @@ class TokenStore:
             f"block {block} at byte {offset} has checksum {got:016x}, written was {wanted:016x}{of_sample}; fetching it again did not help",
             where=self._where(number),
             hint=f"the stored bytes changed: restore the shard from a copy, or leave it out with `surefoot data block RUN --shard {shard}`",
-            kind="damaged-block",
+            kind=DAMAGED_BLOCK,
             source=self.source,
             split=self.split,
             shard=shard,
@@ -234,7 +240,7 @@ class TokenStore:
         if not fresh:
             return
         self._check_sizes(fresh)
-        headers = self._storage.ranges([ByteRange(self._name(number, "tok"), 0, HEADER_BYTES) for number in fresh])
+        headers = self._storage.ranges([ByteRange(self._tok_names[number], 0, HEADER_BYTES) for number in fresh])
         for number, header in zip(fresh, headers, strict=True):
             entry = self.entry.shards[number]
             if header != pack_header(token_bytes=self._dtype.itemsize, num_tokens=entry.tokens, num_docs=entry.docs):
@@ -244,7 +250,7 @@ class TokenStore:
 
     def _check_sizes(self, shards: Iterable[int]) -> None:
         numbers = list(shards)
-        sizes = self._storage.num_bytes([self._name(number, kind) for number in numbers for kind in ("tok", "sum")])
+        sizes = self._storage.num_bytes([names[number] for number in numbers for names in (self._tok_names, self._sum_names)])
         for number, got_tok, got_sum in zip(numbers, sizes[::2], sizes[1::2], strict=True):
             num_token_bytes = self._num_token_bytes(number)
             num_blocks = -(-num_token_bytes // BLOCK_BYTES)
@@ -257,17 +263,11 @@ class TokenStore:
                         f"{what} is {got}, the manifest says {want}", where=self._where(number), hint=_REPLACED, got=got, wanted=want
                     )
 
-    def _names(self, shards: Iterable[int], kind: str) -> list[str]:
-        return [self._name(number, kind) for number in shards]
-
     def _num_token_bytes(self, number: int) -> int:
         return self.entry.shards[number].tokens * self._dtype.itemsize
 
-    def _name(self, number: int, kind: str) -> str:
-        return f"{self.source}/{self.split}/{self.entry.shards[number].name}.{kind}"
-
     def _where(self, number: int) -> str:
-        return f"{self._storage.place}/{self._name(number, 'tok')}"
+        return f"{self._storage.place}/{self._tok_names[number]}"
 
 
 def _digests(data: memoryview, *, num_blocks: int) -> list[int]:

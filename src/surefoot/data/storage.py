@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -110,7 +109,7 @@ class LocalStorage:
     def __init__(self, folder: Path, *, max_open_files: int = _MAX_OPEN_FILES) -> None:
         self._folder = folder
         self._max_open_files = max_open_files
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open: dict[str, _OpenFile] = {}  # the oldest goes first: where order is random, the last used is as likely to be used again
         self._lock = threading.Lock()
         try:
             self._root: _OpenFile | None = _OpenFile(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
@@ -140,20 +139,24 @@ class LocalStorage:
         if not wanted:
             return
         buffer = memoryview(bytearray(max(one.num_bytes for one in wanted)))
-        name, fd, preadv = "", -1, os.preadv
-        for wanted_name, offset, num_bytes in wanted:
-            if wanted_name != name:
-                file, name = self._file(wanted_name), wanted_name
-                fd = file.fd
+        for name, offset, num_bytes in wanted:
+            file = self._open.get(name) or self._file(name)
             view = buffer[:num_bytes]
             try:
-                got = preadv(fd, (view,), offset)
+                got = os.preadv(file.fd, (view,), offset)
             except OSError:
                 got = 0
             yield view if got == num_bytes else view[:got]
 
     def joined(self, wanted: Sequence[ByteRange]) -> bytes:
-        return b"".join(map(bytes, self.ranges(wanted)))
+        found = []
+        for name, offset, num_bytes in wanted:
+            file = self._open.get(name) or self._file(name)
+            try:
+                found.append(os.pread(file.fd, num_bytes, offset))
+            except OSError:
+                found.append(b"")
+        return b"".join(found)
 
     def again(self, wanted: ByteRange) -> bytes:
         file = self._file(wanted.name)
@@ -179,16 +182,14 @@ class LocalStorage:
     def _file(self, name: str) -> _OpenFile:
         with self._lock:
             file = self._open.get(name)
-            if file is not None:
-                self._open.move_to_end(name)
-                return file
-            try:
-                file = _OpenFile(os.open(name, os.O_RDONLY, dir_fd=self._root_fd()))
-            except OSError as error:
-                raise self._cannot("open", name, error) from error
-            while len(self._open) >= self._max_open_files:
-                self._open.popitem(last=False)
-            self._open[name] = file
+            if file is None:
+                try:
+                    file = _OpenFile(os.open(name, os.O_RDONLY, dir_fd=self._root_fd()))
+                except OSError as error:
+                    raise self._cannot("open", name, error) from error
+                while len(self._open) >= self._max_open_files:
+                    del self._open[next(iter(self._open))]
+                self._open[name] = file
             return file
 
     def _read_direct(self, wanted: ByteRange) -> bytes | None:
