@@ -24,6 +24,7 @@ from surefoot.core import strict_json
 from surefoot.core.errors import ConfigError, Corrupt, error_from_json
 from surefoot.core.events import Event
 from surefoot.core.records import Manifest
+from surefoot.observe.blocks import fold_blocks, taken_fields
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, require_run
 
@@ -106,6 +107,7 @@ def take_in(found: Found, run_dir: Path, *, run: str, note: Callable[[Origin], N
     origin = Origin(source.run, source.id, source.hash)
     if note is not None:
         note(origin)
+    _bring_blocklist(found, run_dir)
     root, lineage = run_dir / CHECKPOINTS_NAME, lineage_of(run_dir)
     name = free_id(source.step, taken=lambda name: lineage.ref(name) is not None or (root / name).exists())
     seq, hash_ = _position(run_dir)
@@ -113,6 +115,22 @@ def take_in(found: Found, run_dir: Path, *, run: str, note: Callable[[Origin], N
     new = transplant(found.folder, root, checkpoint=name, run=run, generation=generation, ledger_seq=seq, ledger_hash=hash_)
     _tell_imported(run_dir, new, origin)
     return new
+
+
+def _bring_blocklist(found: Found, run_dir: Path) -> None:
+    """What the other run leaves out of its data belongs to its checkpoints: here too from now on, entry by entry, where nothing else is.
+
+    What a bare copy of a checkpoint was trained without is not known; `train` refuses it by name when it was something.
+    """
+    if found.run_dir is None:
+        return
+    ours, theirs = (fold_blocks(read_ledger(run / LEDGER_NAME, up_to_damage=True)) for run in (run_dir, found.run_dir))
+    if ours.heads != theirs.heads[: len(ours.heads)]:
+        return
+    for number, (entry, head) in enumerate(zip(theirs.taken, theirs.heads[1:], strict=True), start=1):
+        if number > ours.count:
+            fields = taken_fields(entry.block, asked=None, count=number, head=head)
+            tell(run_dir, Event.BLOCK_TAKEN, by=entry.block.by, rule="checkpoint import", reason=entry.block.reason, fields=fields)
 
 
 def _take_in_foreign(found: Found, run_dir: Path, *, step: int | None) -> tuple[Manifest, list[str]]:

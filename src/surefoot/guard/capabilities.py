@@ -18,7 +18,8 @@ def missing_capabilities(
     if evaluation is None:
         lines.append("no held-out loss: no evaluation was handed over")
     if not isinstance(data, SteerableData):
-        lines.append("no document can be skipped, blocked or located: the data port has no skip, block and locate")
+        absent = [name for name in ("block", "skip", "blocklist", "locate") if not hasattr(data, name)]
+        lines.append(f"no document can be skipped, blocked or located: the data port has no {', '.join(absent)}")
     if not extra:
         lines.append("learning-rate schedules, scalers and averages are not saved: hand over what has a state_dict as extra={...}")
     if not under_agent:

@@ -22,6 +22,7 @@ from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.pace import Pace
 from surefoot.guard.place import find_place, under_agent
+from surefoot.guard.quarantine import note_quarantine
 from surefoot.guard.recording import Recorder
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.replay import Figures
@@ -246,7 +247,7 @@ class Guard:
             self._leave = Leave(TrainingHalted.exit_code, action.reason)
         else:
             self._state.step += 1
-            self._state.loss = signals.loss
+            self._state.loss = signals.loss if signals.num_live_tokens else self._state.loss
             self._state.tokens += signals.num_live_tokens
             self._compare_with_record(signals)
         for redo in self._state.numerics.take_redos() if self._state.numerics is not None else ():
@@ -294,6 +295,15 @@ class Guard:
         if kind is None:
             self.close()
         else:
+            note_quarantine(
+                error,
+                run_dir=self._place.run_dir,
+                rank=self._world.rank,
+                generation=self._place.generation,
+                attempt=self._state.attempt,
+                step=self._state.step,
+                clock=self._clock,
+            )
             self._release(in_order=False)
 
     def _release(self, *, in_order: bool) -> None:
