@@ -13,11 +13,13 @@ from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.prove import LIMIT_S
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, describe, find
 from surefoot.cli.new_folder import new_folder, refuse_taken
+from surefoot.cli.stage_changes import sample_after
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError, Corrupt, DataError
 from surefoot.core.records import Manifest, Problem
 from surefoot.core.sections import RunConfig
+from surefoot.core.stages import stage_before
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, is_run
 
 EXPORT_NAME = "surefoot_export.json"
@@ -104,11 +106,12 @@ def _write_hf_files(found: Found, manifest: Manifest, out: Path) -> list[str]:
     from surefoot.model.hf_layout import hf_config
 
     config = config_of(found)
+    stage = stage_before(config, sample_after(manifest))
     tensors = {tensor.key: tensor for tensor in manifest.tensors}
     embedding = tensors.get("model.embed.weight")
     if embedding is None:
         raise ConfigError("it is no model of ours: it has no embed.weight", where=str(found.folder), hint="take --format safetensors")
-    section = replace(config.model, vocab_size=embedding.shape[0])
+    section = replace(config.model, vocab_size=embedding.shape[0], rope_base=stage.rope_base)
     notes: list[str] = []
     eos_id: int | None = None
     try:
@@ -118,14 +121,14 @@ def _write_hf_files(found: Found, manifest: Manifest, out: Path) -> list[str]:
     else:
         eos_id = tokenizer.eos_id
         write_atomic(out / "tokenizer.json", tokenizer.json_bytes)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.data.seq_len}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": stage.seq_len}
         eos = RustTokenizer.from_str(tokenizer.json_bytes.decode()).id_to_token(eos_id)
         write_atomic(
             out / "tokenizer_config.json", strict_json.dumps({**settings, "eos_token": eos, "clean_up_tokenization_spaces": False})
         )
         write_atomic(out / "generation_config.json", strict_json.dumps({"eos_token_id": eos_id}))
     sizes = resolve_sizes(section, embedding.shape[0])
-    written = hf_config(section, sizes, dtype=embedding.dtype, seq_len=config.data.seq_len, eos_id=eos_id)
+    written = hf_config(section, sizes, dtype=embedding.dtype, seq_len=stage.seq_len, eos_id=eos_id)
     write_atomic(out / "config.json", strict_json.dumps(written, indent=2) + "\n")
     return notes
 

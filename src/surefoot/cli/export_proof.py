@@ -12,9 +12,12 @@ import torch
 
 from surefoot.checkpoint.clean import begin_clean, end_clean, leave_result
 from surefoot.checkpoint.export import check_dcp, check_safetensors, read_weights, weights_of
+from surefoot.checkpoint.manifest import read_manifest
+from surefoot.cli.stage_changes import sample_after
 from surefoot.config import load_config
 from surefoot.core.records import Problem
 from surefoot.core.sections import RunConfig
+from surefoot.core.stages import stage_before
 from surefoot.model.hf_layout import hf_name
 from surefoot.model.transformer import Transformer
 from surefoot.observe.run_dir import CONFIG_NAME
@@ -56,11 +59,12 @@ def _compare_logits(out: Path, path: Path, *, config: RunConfig) -> tuple[dict[s
 
     weights = {name: tensor.float() for portion in read_weights(path) for name, tensor in portion.items()}
     vocab_size = weights["embed.weight"].shape[0]
-    ours = Transformer(replace(config.model, vocab_size=vocab_size), vocab_size)
+    stage = stage_before(config, sample_after(read_manifest(path)))
+    ours = Transformer(replace(config.model, vocab_size=vocab_size, rope_base=stage.rope_base), vocab_size)
     ours.load_state_dict(weights)
     theirs = AutoModelForCausalLM.from_pretrained(out, local_files_only=True, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(0)
-    tokens_BS = torch.randint(vocab_size, (2, min(_NUM_TOKENS, config.data.seq_len)), generator=generator)
+    tokens_BS = torch.randint(vocab_size, (2, min(_NUM_TOKENS, stage.seq_len)), generator=generator)
     positions_BS = torch.arange(tokens_BS.shape[1]).expand(tokens_BS.shape)
     with torch.no_grad():
         here_BSV = ours(tokens_BS, positions_BS, torch.zeros_like(tokens_BS))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from surefoot.config.stage_rules import broken_stages, questionable_stages
 from surefoot.core.layouts import doubts, refusals
 from surefoot.core.sections import RunConfig
 from surefoot.core.tiers import DISK, BadTier, parse_tier
@@ -19,7 +20,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def broken_rules(config: RunConfig) -> list[Broken]:
     """All rules that `config` breaks: it cannot be trained like this."""
-    rules = (_names, _shapes, _parametrization, _batches, _layouts, _schedules, _saves, _tiers)
+    rules = (_names, _shapes, _parametrization, _batches, broken_stages, _layouts, _schedules, _saves, _tiers)
     return [broken for rule in rules for broken in rule(config)]
 
 
@@ -37,7 +38,7 @@ def questionable(config: RunConfig) -> list[str]:
         warnings.append("numerics.sums is exact: that holds only if the updates of optimizer.factory look at each element by itself")
     if config.data.sources and not config.data.path:
         warnings.append("data.sources are given but no data.path to prepare them into")
-    return [*warnings, *doubts(config)]
+    return [*warnings, *questionable_stages(config), *doubts(config)]
 
 
 def decay_steps(config: RunConfig) -> int:

@@ -55,7 +55,7 @@ def _settings(section: type) -> Mapping[str, Setting]:
 @cache
 def sections() -> Mapping[str, type]:
     """The section classes of RunConfig by name, in the order of their declaration."""
-    return {name: kind for name, kind in _parts().items() if is_dataclass(kind)}
+    return {name: kind for name, kind in _parts().items() if isinstance(kind, type)}
 
 
 @cache

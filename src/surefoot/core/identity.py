@@ -15,13 +15,13 @@ from typing import Any
 from surefoot.core.functions import source_sha256
 from surefoot.core.hashing import sha256_json
 from surefoot.core.sections import HASHED_SECTIONS, RunConfig
-from surefoot.core.stages import in_order, longest_seq_len
+from surefoot.core.stages import in_order
 
 SettingChange = tuple[str, str, object, object]
 
 STAGES = "stage"
 
-FIXED = {("run", "seed"), ("data", "seq_len"), ("data", "max_seq_len")}
+FIXED = {("run", "seed"), ("data", "seq_len")}
 """(section, key) of what the order of samples hangs on: no cursor of the run would fit another value, so nobody can accept one."""
 
 
@@ -44,11 +44,6 @@ def hashed_values(config: RunConfig) -> dict[str, dict[str, Any]]:
     result["model"].pop("preset", None)
     if config.stage:
         result[STAGES] = {STAGES: [values_of(stage) for stage in in_order(config.stage)]}
-    unit = longest_seq_len(config)
-    if unit != config.data.seq_len:
-        result["data"]["max_seq_len"] = unit  # as it acts: samples are drawn in this unit, whether it was given or follows from the stages
-    else:
-        result["data"].pop("max_seq_len", None)
     return result
 
 

@@ -113,20 +113,25 @@ def _tensor_cut(config: RunConfig) -> Iterator[Refusal]:
     for name, size in sizes:
         if size % tp:
             yield "parallel.tp", f"tp = {tp} does not divide {name} = {size}", "change either"
-    if config.data.seq_len % cp == 0 and config.data.seq_len // cp % tp:
-        part = f"data.seq_len / cp = {config.data.seq_len // cp}" if cp > 1 else f"data.seq_len = {config.data.seq_len}"
-        yield "parallel.tp", f"tp = {tp} does not divide {part}: its ranks share the positions between layers", "change either"
+    for name, seq_len in _seq_lens(config):
+        if seq_len % cp == 0 and seq_len // cp % tp:
+            part = f"{name} / cp = {seq_len // cp}" if cp > 1 else f"{name} = {seq_len}"
+            yield "parallel.tp", f"tp = {tp} does not divide {part}: its ranks share the positions between layers", "change either"
 
 
 def _context_cut(config: RunConfig) -> Iterator[Refusal]:
     """Each rank of `cp` has two equal pieces of a sequence, one from its head and one from its tail."""
-    cp, seq_len = config.parallel.cp, config.data.seq_len
-    if cp > 1 and seq_len % (2 * cp):
-        yield (
-            "parallel.cp",
-            f"cp = {cp} does not divide data.seq_len = {seq_len} into two equal pieces for each of its ranks",
-            "change either",
-        )
+    cp = config.parallel.cp
+    for name, seq_len in _seq_lens(config):
+        if cp > 1 and seq_len % (2 * cp):
+            what = f"cp = {cp} does not divide {name} = {seq_len} into two equal pieces for each of its ranks"
+            yield "parallel.cp", what, "change either"
+
+
+def _seq_lens(config: RunConfig) -> Iterator[tuple[str, int]]:
+    """Every length that a step's sequences may have, and the setting that says so."""
+    yield "data.seq_len", config.data.seq_len
+    yield from ((f"stage[{index}].seq_len", stage.seq_len) for index, stage in enumerate(config.stage) if stage.seq_len)
 
 
 def _stages(config: RunConfig) -> Iterator[Refusal]:

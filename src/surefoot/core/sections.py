@@ -106,10 +106,12 @@ class DataSection:
     seq_len: int = setting(256, "tokens per sample", unit="tokens", low=2)
     max_seq_len: int = setting(
         0,
-        "the longest sequence that any stage may ever ask for: samples are drawn in units of it; 0 is the longest of the declared ones",
+        "the longest sequence that any stage may ever ask for: samples are drawn in units of it, which a run keeps as it began; 0 is the "
+        "longest of the declared ones",
         unit="tokens",
         low=0,
         since=4,
+        counts=False,  # the data cursor holds the unit, and refuses a longer one
     )
     reserve_fraction: float = setting(
         0.0, "share of each source that is kept back to take the place of blocked samples (mode replace)", low=0.0, high=0.1, since=4

@@ -88,6 +88,17 @@ def _told(section: StageSection) -> StageSection:
     return replace(section, weights=tuple(sorted(section.weights)))
 
 
+def stage_at(config: HasStages, sample: int) -> Stage:
+    """The stage that global `sample` lies in."""
+    stages = stages_of(config)
+    return stages[stage_index(stages, sample)]
+
+
+def stage_before(config: HasStages, next_sample: int) -> Stage:
+    """The stage that weights were last trained in when `next_sample` is the first sample they have not seen; the first one before any."""
+    return stage_at(config, max(0, next_sample - 1))
+
+
 def stage_index(stages: Sequence[Stage], sample: int) -> int:
     """Which stage global `sample` lies in."""
     return bisect_right([stage.first_sample for stage in stages], sample) - 1

@@ -43,10 +43,7 @@ def compare_run_folder(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], 
     fixed = [change for change in changes if change[:2] in FIXED]
     if fixed:
         what = f"the run there was started with another order of samples: {_words(fixed)}"
-        longest = [was for _, key, was, _ in fixed if key == "max_seq_len"]
-        kept = f"data.max_seq_len = {longest[0] or loaded.config.data.seq_len} keeps it where no stage is longer; " if longest else ""
-        hint = f"{kept}`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew"
-        raise ConfigError(what, where=str(config_path), hint=hint)
+        raise ConfigError(what, where=str(config_path), hint=f"`surefoot train {run_dir}` goes on as it was; another [run] dir starts anew")
     refused = [change for change in changes if change[0] not in (*accepted, STAGES)]
     if refused:
         flags = " ".join(f"--accept-changes {section}" for section in sorted({section for section, *_ in refused}))

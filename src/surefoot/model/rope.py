@@ -6,6 +6,27 @@ Dim letters: B samples, S positions, H heads, E dims of a head, P = E / 2 rotate
 from __future__ import annotations
 
 import torch
+from torch import nn
+
+
+class Rotary(nn.Module):
+    """positions_BS -> the table of `rope_table`. A module of its own, without parameters, so that all pieces of a model turn by one `base`:
+    a stage of the run may change it between two steps, by `set_rope_base`."""
+
+    def __init__(self, *, head_dim: int, base: float) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.base = base
+
+    def forward(self, positions_BS: torch.Tensor, *, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return rope_table(positions_BS, head_dim=self.head_dim, base=self.base, dtype=dtype)
+
+
+def set_rope_base(model: nn.Module, base: float) -> None:
+    """Local. From the next forward on. A backward that computes blocks again turns by the table that their forward was given."""
+    for module in model.modules():
+        if isinstance(module, Rotary):
+            module.base = base
 
 
 def rope_table(

@@ -15,7 +15,7 @@ from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import ModelSection
 from surefoot.model.attention import Attention, DocumentMask
 from surefoot.model.mup import width_factor
-from surefoot.model.rope import rope_table
+from surefoot.model.rope import Rotary
 
 
 class FeedForward(nn.Module):
@@ -60,6 +60,7 @@ class Transformer(nn.Module):
         self.sizes = sizes = resolve_sizes(section, vocab_size)
         self.embed: nn.Embedding | None = nn.Embedding(sizes.vocab_size, sizes.d_model)
         self.mask = DocumentMask(window=sizes.window)
+        self.rotary = Rotary(head_dim=sizes.head_dim, base=section.rope_base)
         self.blocks: nn.Module = nn.ModuleList(Block(section, sizes) for _ in range(sizes.num_layers))
         self.norm: nn.RMSNorm | None = nn.RMSNorm(sizes.d_model, eps=section.norm_eps)
         self.head = None if sizes.tie_embeddings else nn.Linear(sizes.d_model, sizes.vocab_size, bias=False)
@@ -71,7 +72,7 @@ class Transformer(nn.Module):
         """
         with torch.device("meta"):
             view = Transformer(self.section, self.sizes.vocab_size)
-        view.mask = self.mask
+        view.mask, view.rotary = self.mask, self.rotary
         view.embed = self.embed if "embed" in names else None
         view.blocks = nn.ModuleDict({index: block for index, block in self.blocks.named_children() if f"blocks.{index}" in names})
         view.norm = self.norm if "norm" in names else None
@@ -82,7 +83,7 @@ class Transformer(nn.Module):
         index_S = torch.arange(doc_ids_BS.shape[1], device=doc_ids_BS.device)
         mask_B1ST = self.mask(doc_ids_BS, index_S, (doc_ids_BS, index_S))
         x_BSD = tokens_BS if self.embed is None or tokens_BS.is_floating_point() else self.embed(tokens_BS)
-        rope = rope_table(positions_BS, head_dim=self.sizes.head_dim, base=self.section.rope_base, dtype=x_BSD.dtype)
+        rope = self.rotary(positions_BS, dtype=x_BSD.dtype)
         for block in self.blocks.children():
             x_BSD = block(x_BSD, rope=rope, mask_B1ST=mask_B1ST)
         if self.norm is None:

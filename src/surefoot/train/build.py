@@ -13,10 +13,11 @@ import torch
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.hashing import key64
 from surefoot.core.sections import NumericsSection, RunConfig
+from surefoot.core.stages import stages_of
 from surefoot.data.cursor import OnDataChange
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.manifest import TOKENIZER_NAME
-from surefoot.data.tokenizer import load_tokenizer
+from surefoot.data.tokenizer import Tokenizer
 from surefoot.model.build import build_model, cut_plan, materialise
 from surefoot.model.precision import autocast_context
 from surefoot.parallel.cut import cut
@@ -54,13 +55,14 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         seed=config.run.seed,
         rank=place.data_rank,
         num_ranks=place.num_data_ranks,
+        stages=stages_of(config),
         on_data_change=_on_data_change(),
     )
-    tokenizer = load_tokenizer(data.path / TOKENIZER_NAME)
+    tokenizer = Tokenizer(data.course.storage.read(TOKENIZER_NAME), where=f"{data.path}/{TOKENIZER_NAME}")
     if tokenizer.sha256 != data.manifest.tokenizer.sha256:
         raise DataError(
             "the tokenizer is not the one that made the tokens beside it",
-            where=str(data.path / TOKENIZER_NAME),
+            where=f"{data.path}/{TOKENIZER_NAME}",
             hint="put the old file back, or prepare the data again",
             got=tokenizer.sha256,
             wanted=data.manifest.tokenizer.sha256,
@@ -85,7 +87,7 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         optimizer=build_optimizer(model_cut.module, config.optimizer, model_section=config.model),
         data=data,
         tokenizer=tokenizer,
-        evaluation=HeldOut(data.heldout_batches(), cut=model_cut, world=world),
+        evaluation=HeldOut(data.heldout_batches(), cut=model_cut, world=world, config=config, data=data),
     )
     if model_cut.needs_rehearsal:
         _rehearse(parts)

@@ -9,23 +9,33 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from surefoot.core.ports import DataPort
 from surefoot.core.records import HeldOutLoss
-from surefoot.data.loader import HeldoutBatches
+from surefoot.core.sections import RunConfig
+from surefoot.core.stages import stage_before
+from surefoot.data.batches import HeldoutBatches
 from surefoot.model.loss import loss_of
+from surefoot.model.rope import set_rope_base
 from surefoot.parallel.cut import Cut
 from surefoot.tensors.world import World, reduce_sum
 
 
 class HeldOut:
-    """An EvalPort over batches that were fixed at the start."""
+    """An EvalPort over batches that were fixed at the start: of `data.seq_len`, whatever the stage, so that losses can be compared.
 
-    def __init__(self, batches: HeldoutBatches, *, cut: Cut, world: World) -> None:
+    The model turns by the base of the stage that it was last trained in, which `data` knows: after a restore too.
+    """
+
+    def __init__(self, batches: HeldoutBatches, *, cut: Cut, world: World, config: RunConfig, data: DataPort) -> None:
         self._batches = batches
         self._cut = cut
         self._world = world
+        self._config = config
+        self._data = data
 
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. None when no document was held out. Changes no state and draws no random number."""
+        set_rope_base(self._cut.module, stage_before(self._config, self._data.next_sample).rope_base)
         with evaluating(self._cut.module):
             nats = self._cut.runner.evaluate(self._batches.micro_batches, loss=loss_of)
         counts = torch.tensor([self._batches.num_live_tokens, self._batches.num_bytes], dtype=torch.float64, device=self._world.device)

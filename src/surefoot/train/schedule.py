@@ -10,6 +10,7 @@ from surefoot.core.sections import ScheduleSection
 def learning_rate(step: int, schedule: ScheduleSection, *, num_steps: int, peak: float) -> float:
     """The rate of the update that makes training step number `step` (1-based). Beyond `num_steps` it stays at its last value.
 
+    `peak` is that of the stage in which the step's first sample lies: a stage scales the curve, and does not begin it anew.
     WSD holds the peak until `decay_steps` before the end (arXiv 2405.18392); cosine goes half a period over what follows the warm-up.
     """
     if step <= schedule.warmup_steps:

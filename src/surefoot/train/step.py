@@ -12,10 +12,12 @@ from torch import nn
 
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
+from surefoot.core.stages import stage_at
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.tokenizer import Tokenizer
 from surefoot.guard import Guard
 from surefoot.model.loss import loss_of
+from surefoot.model.rope import set_rope_base
 from surefoot.parallel.clip import scale_gradients
 from surefoot.parallel.cut import Cut
 from surefoot.tensors.batch import Batch
@@ -42,9 +44,11 @@ class Parts:
 
 def train_step(parts: Parts, guard: Guard) -> StepReport:
     """Collective over the world. Fetch, forward and backward, judge, act, count, persist, tell; between `guard.begin` and the next."""
-    rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=parts.config.optimizer.lr)
     batch = next(parts.data)
     fetched_s = time.monotonic()
+    stage = stage_at(parts.config, batch.first_sample)
+    set_rope_base(parts.cut.module, stage.rope_base)
+    rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=stage.lr)
     nats = forward_backward(parts, batch.micro_batches, step=guard.step)
     place = parts.cut.place
     action = guard.judge(
