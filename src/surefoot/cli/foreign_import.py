@@ -26,7 +26,6 @@ from surefoot.core.layouts import topology
 from surefoot.core.records import Manifest
 from surefoot.core.sections import ParallelSection, RunConfig
 from surefoot.core.version import __version__
-from surefoot.data.cursor import UNPROBED
 from surefoot.guard.environment import describe_environment
 from surefoot.guard.state import TrainState
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
@@ -56,21 +55,9 @@ def bring(job: Mapping[str, Any]) -> dict[str, Any]:
     step = job["step"] if job["step"] is not None else imported.step
     if step is None:
         raise ConfigError("its optimizer counts no steps", where=job["path"], hint="say which step it is: --step N")
-    first_sample, _ = parts.data.plan.span(step)
-    cursor = parts.data.cursor()
-    epoch, position = divmod(first_sample, parts.data.num_samples)
-    sources = {name: {**source, "epoch": epoch, "position": position} for name, source in cursor["per_source"].items()}
-    tokens = first_sample * config.data.seq_len
-    parts.data.seek(
-        {
-            **cursor,
-            "next_sample": first_sample,
-            "next_step": step,
-            "consumed_tokens": tokens,
-            "per_source": sources,
-            "order_probe": UNPROBED,
-        }
-    )
+    cursor = parts.data.cursor_after(step)
+    parts.data.seek(cursor)
+    tokens = int(cursor["consumed_tokens"])
     state = TrainState(parts.cut.module, parts.optimizer, parts.data, step=step, attempt=0, tokens=tokens, updates=step)
     root = run_dir / CHECKPOINTS_NAME
     name = free_id(step, taken=lambda name: name in job["taken"] or (root / name).exists())

@@ -1,57 +1,80 @@
 """Where a run is in its data: one small JSON object for the whole job, the same on all ranks.
 
-It is a function of (manifest, recipe, next_sample) and of nothing else, so after any number of resumes it equals, byte for byte, that of
-a run that was never interrupted.
+It is a function of (manifest, recipe, blocklist, next_sample) and of nothing else, so after any number of resumes it equals, byte for byte,
+that of a run that was never interrupted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from surefoot.core.blocking import Block, head_of
 from surefoot.core.errors import DataError
 from surefoot.core.hashing import ZERO_HASH, sha256_json
 from surefoot.data.manifest import Manifest
+from surefoot.data.mixture import MIXTURE
 from surefoot.data.order import PRP
-from surefoot.data.packing import num_samples_in
+from surefoot.data.segments import Restart
 
-CURSOR_VERSION: Final = 1
+CURSOR_VERSION: Final = 2
 PROBE_SAMPLES: Final = 64
 UNPROBED: Final = ""
 
 OnDataChange = Literal["refuse", "map", "restart-source"]
 _CHOICES: Final = (
     "choose one: --on-data-change refuse (give back the old data; this is what happened now), map (go on at the same sample in the order "
-    "of the new data), restart-source (go through the new data from its start, in a new order)"
+    "of the new data), restart-source (go through the sources that changed from their start, in a new order)"
 )
 
 _OTHER_TOKENIZER: Final = "its ids mean other text: prepare the data with the tokenizer.json of the old data"
+_OTHER_RELEASE: Final = "resume with the release that began the run: this one orders samples in another way"
 _RECIPE_HINTS: Final = {
-    "prp": "resume with the release that began the run: this one orders samples in another way",
+    "prp": _OTHER_RELEASE,
+    "mixture": _OTHER_RELEASE,
     "tokenizer_sha256": _OTHER_TOKENIZER,
     "seed": "set [run] seed back, or start a new run",
     "seq_len": "set [data] seq_len back, or start a new run",
+    "unit_tokens": "a run draws its samples in one unit for ever: set [data] max_seq_len back",
+    "reserve_fraction": "set [data] reserve_fraction back: what is kept back cannot change under a run",
+    "stages": "what lies behind the run cannot change: give back these weights and lengths; a stage further on may be added or changed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCursor:
-    """Where one source is. `first_sample` and `restart` fix its order; `epoch` and `position` say for people how far it has come."""
+    """Where one source is. `first_sample` and `restart` fix its order, `data` names its shards.
+
+    `epoch` and `position` say how far it has come: samples since the epoch began, or since the sequence length changed in it.
+    """
 
     first_sample: int = 0
     restart: int = 0
     epoch: int = 0
     position: int = 0
+    data: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PastStage:
+    """A stage that has begun: integer weights by source, tokens per sample."""
+
+    first_sample: int
+    seq_len: int
+    weights: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`consumed_tokens` counts whole sequences, phantoms left out. `order_probe` is of the last 64 samples before `next_sample`."""
+    """`consumed_tokens` counts whole sequences, phantoms left out. `order_probe` is of the last 64 samples before `next_sample`.
+
+    `seq_len` is that of the first stage, `stages` are those that began before `next_sample`, `unit_tokens` is what samples are drawn in.
+    """
 
     next_sample: int
     next_step: int
@@ -63,30 +86,43 @@ class Cursor:
     seed: int
     per_source: Mapping[str, SourceCursor]
     order_probe: str
+    unit_tokens: int = 0
+    reserve_fraction: float = 0.0
+    stages: tuple[PastStage, ...] = ()
     prp: str = PRP
+    mixture: str = MIXTURE
     blocklist: Mapping[str, Any] = field(default_factory=lambda: {"count": 0, "head": ZERO_HASH})
     skip_ranges: tuple[tuple[int, int], ...] = ()
     version: int = CURSOR_VERSION
 
+    @property
+    def restarts(self) -> dict[str, Restart]:
+        """The sources that did not begin with the run."""
+        return {name: Restart(source.first_sample, source.restart) for name, source in self.per_source.items() if source.restart}
+
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "skip_ranges": [list(span) for span in self.skip_ranges]}
+        return {
+            **asdict(self),
+            "skip_ranges": [list(span) for span in self.skip_ranges],
+            "stages": [asdict(stage) for stage in self.stages],
+        }
 
 
 def cursor_from_json(value: Mapping[str, Any]) -> Cursor:
-    """Raises DataError when `value` is of a later version, lacks a field, or asks for what this release does not do."""
-    if value.get("version") != CURSOR_VERSION:
+    """Raises DataError when `value` is of a later version, lacks a field, or is damaged."""
+    if value.get("version") not in (1, CURSOR_VERSION):
         raise _mismatch("version", got=value.get("version"), wanted=CURSOR_VERSION, hint="resume with the release that wrote it")
     try:
         sources = {name: SourceCursor(**source) for name, source in value["per_source"].items()}
-        spans = tuple((int(first), int(count)) for first, count in value["skip_ranges"])
-        cursor = Cursor(**{**value, "per_source": sources, "skip_ranges": spans})
+        spans = tuple((int(first), int(end)) for first, end in value["skip_ranges"])
+        stages = tuple(PastStage(**stage) for stage in value.get("stages", ()))
+        cursor = Cursor(**{"unit_tokens": value["seq_len"], **value, "per_source": sources, "skip_ranges": spans, "stages": stages})
+        count, head = cursor.blocklist["count"], cursor.blocklist["head"]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(f"the data cursor is damaged: {error}", where="cursor", hint="resume from another checkpoint") from error
-    counts = (cursor.next_sample, cursor.next_step, cursor.consumed_tokens)
-    if any(not isinstance(count, int) or count < 0 for count in counts):
+    counts = (cursor.next_sample, cursor.next_step, cursor.consumed_tokens, count)
+    if any(not isinstance(number, int) or number < 0 for number in counts) or not isinstance(head, str):
         raise DataError(f"the data cursor is damaged: counts {counts}", where="cursor", hint="resume from another checkpoint")
-    if cursor.blocklist.get("count") != 0 or cursor.skip_ranges:
-        raise DataError("it has blocked documents or skipped ranges", where="cursor", hint="those are not in this release")
     return cursor
 
 
@@ -97,21 +133,61 @@ def recipe_sha256(*, seed: int, seq_len: int, weights: Mapping[str, float]) -> s
     return sha256_json({"seed": seed, "seq_len": seq_len, "shares": shares})
 
 
-def order_probe(*, epochs: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], token_crcs: npt.NDArray[np.uint32]) -> str:
-    """A hash of the given samples' places in the order and of the CRC-32 of their tokens: proves order and bytes, not only names."""
-    table = np.stack([epochs.astype("<i8"), indices.astype("<i8"), token_crcs.astype("<i8")], axis=-1)
-    return hashlib.sha256(table.tobytes()).hexdigest()
+def order_probe(
+    *,
+    sources: npt.NDArray[np.int64] | None = None,
+    epochs: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    token_crcs: npt.NDArray[np.uint32],
+) -> str:
+    """A hash of the given samples' places in the order and of the CRC-32 of their tokens: proves order and bytes, not only names.
+
+    `sources` stays out where there is one only, as in the first version of cursors.
+    """
+    columns = [epochs.astype("<i8"), indices.astype("<i8"), token_crcs.astype("<i8")]
+    if sources is not None:
+        columns.insert(0, sources.astype("<i8"))
+    return hashlib.sha256(np.stack(columns, axis=-1).tobytes()).hexdigest()
 
 
 def refuse_other_recipe(cursor: Cursor, *, here: Cursor) -> None:
-    """Raises DataError naming what differs between the run that wrote `cursor` and this one, the data aside."""
+    """Raises DataError naming what differs between the run that wrote `cursor` and this one at the same sample, the data aside."""
     for name, hint in _RECIPE_HINTS.items():
+        if name == "stages" and cursor.version == 1:
+            continue  # it knew of none, and of one source
         if getattr(cursor, name) != getattr(here, name):
-            raise _mismatch(name, got=getattr(here, name), wanted=getattr(cursor, name), hint=hint)
-    if set(cursor.per_source) != set(here.per_source):
+            raise _mismatch(name, got=_shown(getattr(here, name)), wanted=_shown(getattr(cursor, name)), hint=hint)
+    gone = sorted(set(cursor.per_source) - set(here.per_source))
+    if gone:
         raise _mismatch("sources", got=sorted(here.per_source), wanted=sorted(cursor.per_source), hint="name the sources as before")
-    if cursor.recipe_sha256 != here.recipe_sha256:
+    if cursor.version > 1 and cursor.recipe_sha256 != here.recipe_sha256:
         raise _mismatch("recipe", got=here.recipe_sha256, wanted=cursor.recipe_sha256, hint="give back the old mixture weights")
+
+
+def refuse_other_places(cursor: Cursor, *, here: Cursor) -> None:
+    """Raises DataError where a source would stand elsewhere than the run that wrote `cursor` left it: its exhaustion policy changed."""
+    for name, source in cursor.per_source.items():
+        other = here.per_source[name]
+        if (source.epoch, source.position) != (other.epoch, other.position):
+            raise _mismatch(
+                f"the place of source {name!r}",
+                got=f"epoch {other.epoch}, sample {other.position}",
+                wanted=f"epoch {source.epoch}, sample {source.position}",
+                hint="give back the max_epochs and exhaustion that it was trained with",
+            )
+
+
+def refuse_other_blocks(cursor: Cursor, blocks: Sequence[Block]) -> None:
+    """Raises DataError when the log of blocks does not begin with the entries that the run knew when it wrote `cursor`."""
+    count, head = cursor.blocklist["count"], cursor.blocklist["head"]
+    if len(blocks) < count or head_of(blocks[:count]) != head:
+        raise DataError(
+            f"the blocklist has {len(blocks)} entries, and the first {count} are not those that the checkpoint was trained under",
+            where="cursor",
+            hint="its entries stand in the ledger of the run: `surefoot ledger RUN --verify` says whether that is whole",
+            got=head_of(blocks[:count]),
+            wanted=head,
+        )
 
 
 def refuse_changed_data(cursor: Cursor, *, manifest: Manifest) -> None:
@@ -126,30 +202,43 @@ def refuse_changed_data(cursor: Cursor, *, manifest: Manifest) -> None:
         )
 
 
+def source_identity(manifest: Manifest, source: str) -> str:
+    """The train stream of one source, by content."""
+    return sha256_json([[shard.tokens, shard.sha256] for shard in manifest.split(source, "train").shards])
+
+
 def reconcile(cursor: Cursor, *, manifest: Manifest, choice: OnDataChange) -> tuple[Cursor, str]:
     """(cursor over the new data, a line for the ledger) for data that changed under a run.
 
-    `map` goes on at the same sample, its place looked up in the new data's order. `restart-source` begins the new data at its start under
-    a new key. `refuse`, and a tokenizer that changed with the data, raise DataError. The new cursor has no order probe yet: `seek`
-    accepts it unproven, and the next cursor has one. Same input, same answer: a crash before the next save repeats it exactly.
+    `map` goes on at the same sample, its place looked up in the new data's order. `restart-source` begins the sources whose text changed at
+    their start under a new key. `refuse`, and a tokenizer that changed with the data, raise DataError. The new cursor has no order probe
+    yet: `seek` accepts it unproven, and the next cursor has one. Same input, same answer: a crash before the next save repeats it exactly.
     """
     if choice == "refuse":
         refuse_changed_data(cursor, manifest=manifest)
         return cursor, "the data is unchanged"
     if cursor.tokenizer_sha256 != manifest.tokenizer.sha256:
         raise _mismatch("tokenizer_sha256", got=manifest.tokenizer.sha256, wanted=cursor.tokenizer_sha256, hint=_OTHER_TOKENIZER)
-    if set(cursor.per_source) != set(manifest.sources):
+    gone = sorted(set(cursor.per_source) - set(manifest.sources))
+    if gone:
         raise _mismatch("sources", got=sorted(manifest.sources), wanted=sorted(cursor.per_source), hint="name the sources as before")
-    sources = {}
-    for name, source in cursor.per_source.items():
-        if choice == "restart-source":
-            sources[name] = SourceCursor(first_sample=cursor.next_sample, restart=source.restart + 1)
-        else:
-            num_samples = num_samples_in(manifest.split(name, "train").tokens, seq_len=cursor.seq_len)
-            epoch, position = divmod(cursor.next_sample - source.first_sample, max(1, num_samples))
-            sources[name] = replace(source, epoch=epoch, position=position)
-    note = f"{choice}: data {cursor.manifest_sha256[:12]} replaced by {manifest.sha256[:12]} at sample {cursor.next_sample}"
+    here = {name: source_identity(manifest, name) for name in manifest.sources}
+    changed = sorted(name for name, source in cursor.per_source.items() if source.data != here[name])
+    sources = {name: replace(source, data=here[name]) for name, source in cursor.per_source.items()}
+    if choice == "restart-source":
+        for name in changed:
+            sources[name] = SourceCursor(first_sample=cursor.next_sample, restart=cursor.per_source[name].restart + 1, data=here[name])
+    sources |= {name: SourceCursor(data=identity) for name, identity in here.items() if name not in sources}
+    new = sorted(set(here) - set(cursor.per_source))
+    what = "; ".join(f"{word} {', '.join(names)}" for word, names in (("changed", changed), ("new", new)) if names) or "no text changed"
+    note = f"{choice}: data {cursor.manifest_sha256[:12]} replaced by {manifest.sha256[:12]} at sample {cursor.next_sample} ({what})"
     return replace(cursor, manifest_sha256=manifest.sha256, per_source=sources, order_probe=UNPROBED), note
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, tuple):
+        return [f"from sample {stage.first_sample}: {stage.seq_len} tokens, {dict(stage.weights)}" for stage in value]
+    return value
 
 
 def _mismatch(what: str, *, got: object, wanted: object, hint: str) -> DataError:

@@ -5,6 +5,7 @@ Dim letters: B samples, S positions of a sequence (seq_len).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,22 +31,40 @@ def num_samples_in(num_tokens: int, *, seq_len: int) -> int:
     return max(0, (num_tokens - 1) // seq_len)
 
 
-def pack_rows(stream_BT: npt.NDArray[Any], *, eos_id: int) -> Rows:
+def pack_rows(stream_BT: npt.NDArray[Any], *, eos_id: int, blocked_BT: npt.NDArray[np.bool_] | None = None) -> Rows:
     """Rows from `stream_BT`, shape (B, S + 1): the tokens of each sample and the one that follows.
 
     The position that holds an EOS has no label: what follows is another document, which nothing here foretells. A document that goes on
-    from the sample before starts at position 0.
+    from the sample before starts at position 0. A blocked token becomes an EOS, and nothing foretells it: what stands behind it is another
+    document, so that no position attends to what was blocked.
     """
     stream_BT = stream_BT.astype(np.int64)
+    if blocked_BT is not None:
+        stream_BT[blocked_BT] = eos_id
     tokens_BS = stream_BT[:, :-1]
     is_eos_BS = tokens_BS == eos_id
     labels_BS = np.where(is_eos_BS, IGNORED_LABEL, stream_BT[:, 1:])
+    if blocked_BT is not None:
+        labels_BS[blocked_BT[:, 1:]] = IGNORED_LABEL
     starts_BS = np.zeros_like(is_eos_BS)
     starts_BS[:, 1:] = is_eos_BS[:, :-1]
     doc_ids_BS = np.cumsum(starts_BS, axis=1, dtype=np.int64)
     index_S = np.arange(tokens_BS.shape[1], dtype=np.int64)
     positions_BS = index_S - np.maximum.accumulate(np.where(starts_BS, index_S, 0), axis=1)
     return Rows(tokens_BS=np.ascontiguousarray(tokens_BS), labels_BS=labels_BS, positions_BS=positions_BS, doc_ids_BS=doc_ids_BS)
+
+
+def join_rows(parts: Sequence[Rows], *, seq_len: int, eos_id: int) -> Rows:
+    """One row from the rows of several spans behind each other: each begins a document. What is missing at its end is EOS without a label."""
+    missing = seq_len - sum(part.tokens_BS.shape[1] for part in parts)
+    if missing:
+        parts = [*parts, phantom_rows(1, seq_len=missing)._replace(tokens_BS=np.full((1, missing), eos_id, dtype=np.int64))]
+    doc_ids, before = [], 0
+    for part in parts:
+        doc_ids.append(part.doc_ids_BS + before)
+        before = int(doc_ids[-1][0, -1]) + 1
+    joined = Rows(*(np.concatenate(column, axis=1) for column in zip(*parts, strict=True)))
+    return joined._replace(doc_ids_BS=np.concatenate(doc_ids, axis=1))
 
 
 def phantom_rows(num_rows: int, *, seq_len: int) -> Rows:

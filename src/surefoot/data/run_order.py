@@ -157,6 +157,10 @@ class RunOrder:
                 total += sign * segment.seq_len * max(0, min(end, last) - max(first, segment.first))
         return total
 
+    def known_from(self) -> int:
+        """The first global sample from which every source has the data that it has now."""
+        return max((start.first_sample for start in self.recipe.restarts.values()), default=0)
+
     def step_samples(self, first_sample: int) -> I64Array:
         """The samples of the step that begins at `first_sample`."""
         return self.steps.samples(first_sample)

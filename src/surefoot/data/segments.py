@@ -53,10 +53,20 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A stage that changes the order: integer weights in the order of the sources. One that changes only rates or batches is none."""
+
+    first: int
+    seq_len: int
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Segments:
     """All stretches of a run in their order. The order ends at `ends_at` because `ended_by` is used up, or never."""
 
     all: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
     ends_at: int | None = None
     ended_by: str = ""
 
@@ -73,36 +83,45 @@ class Walk:
         """Raises DataError for a stage that names a source which the data does not hold."""
         given = np.zeros(len(self._sources), dtype=np.int64)
         eras = [Era(source, 0, self._recipe.stages[0].seq_len) for source in self._sources]
-        edges = {stage.first_sample for stage in self._recipe.stages} | {start.first_sample for start in self._recipe.restarts.values()}
+        turns = self._turns()
+        edges = {turn.first for turn in turns} | {start.first_sample for start in self._recipe.restarts.values()}
         ordered = sorted(edges | {0})
         found: list[Segment] = []
         for first, end in zip(ordered, [*ordered[1:], None], strict=True):
-            stage = [stage for stage in self._recipe.stages if stage.first_sample <= first][-1]
-            self._start_anew(given, eras, at=first, seq_len=stage.seq_len)
-            given = self._stretches(stage, (first, end), given, eras, found)
+            turn = [turn for turn in turns if turn.first <= first][-1]
+            self._start_anew(given, eras, at=first, seq_len=turn.seq_len)
+            given = self._stretches(turn, (first, end), given, eras, found)
             if self._ends is not None:
                 break
         if not found:
-            found.append(self._segment(ordered[0], self._recipe.stages[0], self._weights_of(self._recipe.stages[0]), given, eras))
-        return Segments(tuple(found), *(self._ends or ()))
+            found.append(self._segment(0, turns[0], turns[0].weights, given, eras))
+        return Segments(tuple(found), turns, *(self._ends or ()))
+
+    def _turns(self) -> tuple[Turn, ...]:
+        turns: list[Turn] = []
+        for stage in self._recipe.stages:
+            turn = Turn(stage.first_sample, stage.seq_len, self._weights_of(stage))
+            if not turns or (turn.seq_len, turn.weights) != (turns[-1].seq_len, turns[-1].weights):
+                turns.append(turn)
+        return tuple(turns)
 
     def _start_anew(self, given: I64Array, eras: list[Era], *, at: int, seq_len: int) -> None:
         for number, source in enumerate(self._sources):
             if at and self._recipe.restarts.get(source.name, Restart()).first_sample == at:
                 eras[number], given[number] = Era(source, 0, seq_len), 0
 
-    def _stretches(self, stage: Stage, span: tuple[int, int | None], given: I64Array, eras: list[Era], found: list[Segment]) -> I64Array:
-        """Append what `stage` is cut into by sources that are used up in it; returns what every source has given at its end."""
+    def _stretches(self, turn: Turn, span: tuple[int, int | None], given: I64Array, eras: list[Era], found: list[Segment]) -> I64Array:
+        """Append what `turn` is cut into by sources that are used up in it; returns what every source has given at its end."""
         first, end = span
-        weights = self._weights_of(stage)
+        weights = turn.weights
         while end is None or first < end:
             for number, weight in enumerate(weights):
-                if weight and eras[number].seq_len != stage.seq_len:
-                    eras[number] = eras[number].after(int(given[number]) - eras[number].first, seq_len=stage.seq_len)
+                if weight and eras[number].seq_len != turn.seq_len:
+                    eras[number] = eras[number].after(int(given[number]) - eras[number].first, seq_len=turn.seq_len)
             weights = self._without_exhausted(weights, eras, given, at=first)
             if self._ends is not None:
                 break
-            segment = self._segment(first, stage, weights, given, eras)
+            segment = self._segment(first, turn, weights, given, eras)
             found.append(segment)
             stops = [stop for stop in (self._first_exhausted(segment), end) if stop is not None]
             if not stops:
@@ -111,9 +130,9 @@ class Walk:
             first = min(stops)
         return given
 
-    def _segment(self, first: int, stage: Stage, weights: Sequence[int], given: I64Array, eras: Sequence[Era]) -> Segment:
+    def _segment(self, first: int, turn: Turn, weights: Sequence[int], given: I64Array, eras: Sequence[Era]) -> Segment:
         mixture = Mixture(weights, key=key64(self._recipe.seed, "mixture", first))
-        return Segment(first=first, seq_len=stage.seq_len, mixture=mixture, given=given.copy(), eras=tuple(eras))
+        return Segment(first=first, seq_len=turn.seq_len, mixture=mixture, given=given.copy(), eras=tuple(eras))
 
     def _weights_of(self, stage: Stage) -> tuple[int, ...]:
         """By the order of the sources. Where the config names none, each gives in proportion to what it holds."""

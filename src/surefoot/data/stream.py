@@ -1,55 +1,103 @@
-"""Which samples come when, and their tokens: an order over a store, without state."""
+"""The rows of global samples: an order over stores, with what is blocked silenced. No state; several threads may read at once."""
 
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.core.errors import DataError
+from surefoot.core.blocking import Block, BlockMode
 from surefoot.core.hashing import key64
+from surefoot.data.blocked import BlockedSpans, blocked_by_source
 from surefoot.data.cursor import PROBE_SAMPLES, order_probe
-from surefoot.data.order import FeistelPermutation, SampleOrder
-from surefoot.data.packing import num_samples_in
+from surefoot.data.order import FeistelPermutation
+from surefoot.data.packing import Rows, join_rows, pack_rows
+from surefoot.data.run_order import RunOrder
 from surefoot.data.shards import TokenStore
+
+I64Array = npt.NDArray[np.int64]
+
+_SILENCED: Final[frozenset[BlockMode]] = frozenset({"mask", "replace"})  # replace too: what the reserve has no room for is masked
 
 
 class SampleStream:
-    """Training samples of one source: global sample g -> its tokens. Raises DataError when the source is too short for one sample."""
+    """Training samples of a run: global sample g -> its row. `stores` are the train splits by source."""
 
-    def __init__(self, store: TokenStore, *, seq_len: int, seed: int, source: str, first_sample: int = 0, restart: int = 0) -> None:
-        num_samples = num_samples_in(store.num_tokens, seq_len=seq_len)
-        if num_samples < 1:
-            raise DataError(
-                f"{store.num_tokens} tokens hold no sample of {seq_len + 1}",
-                where=f"source {source!r}",
-                hint="lower [data] seq_len, or replace the prepared data by more text with `surefoot data prepare ... --force`",
-                got=store.num_tokens,
-                wanted=seq_len + 1,
-            )
-        self.store = store
-        self.seq_len = seq_len
-        self.order = SampleOrder(num_samples, seed=seed, source=source, first_sample=first_sample, restart=restart)
+    def __init__(self, order: RunOrder, *, stores: Mapping[str, TokenStore], eos_id: int, blocks: Sequence[Block] = ()) -> None:
+        self.order = order
+        self._stores = [stores[name] for name in order.names]
+        self._eos_id = eos_id
+        blocked = blocked_by_source(blocks, modes=_SILENCED)
+        self._blocked = [blocked.get(name, BlockedSpans()) for name in order.names]
 
-    def read(self, global_samples: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """(sample ids (B,), tokens (B, seq_len + 1) in stored dtype). An id is the sample's index in its source."""
-        _, indices = self.order.sample_at(global_samples)
-        return indices, self._tokens(indices)
+    def rows(self, samples: I64Array, *, seq_len: int) -> tuple[I64Array, Rows]:
+        """(numbers of the samples within their sources (B,), rows) of `samples`, all of the length `seq_len`."""
+        where = self.order.rows(samples)
+        stream_BT = np.zeros((samples.size, seq_len + 1), dtype=self._stores[0].manifest.token_dtype)
+        blocked_BT = self._read(where.sources, where.starts, samples, stream_BT)
+        rows = pack_rows(stream_BT, eos_id=self._eos_id, blocked_BT=blocked_BT)
+        firsts = where.starts.copy()
+        for row in np.flatnonzero(where.starts < 0).tolist():
+            firsts[row], joined = self._joined(int(where.sources[row]), int(samples[row]), seq_len)
+            for column, part in zip(rows, joined, strict=True):
+                column[row] = part[0]
+        return firsts // seq_len, rows
 
     def probe(self, next_sample: int) -> str:
-        """The order probe of the samples before `next_sample`, at most 64 and none from before this order began."""
-        first = max(self.order.first_sample, next_sample - PROBE_SAMPLES)
-        epochs, indices = self.order.sample_at(np.arange(first, next_sample, dtype=np.int64))
-        crcs = [zlib.crc32(tokens.astype("<u4").tobytes()) for tokens in self._tokens(indices)]
-        return order_probe(epochs=epochs, indices=indices, token_crcs=np.array(crcs, dtype=np.uint32))
+        """The order probe of the samples before `next_sample`: at most 64, and none from before a source was started anew."""
+        first = max(self.order.known_from(), next_sample - PROBE_SAMPLES)
+        samples = np.arange(first, next_sample, dtype=np.int64)
+        for skip_first, end in self.order.steps.skipped:
+            samples = samples[(samples < skip_first) | (samples >= end)]
+        found = self.order.at(samples)
+        numbers = {name: number for number, name in enumerate(self.order.names)}
+        return order_probe(
+            sources=np.array([numbers[sample.source] for sample in found], dtype=np.int64) if len(self._stores) > 1 else None,
+            epochs=np.array([sample.epoch for sample in found], dtype=np.int64),
+            indices=np.array([sample.index for sample in found], dtype=np.int64),
+            token_crcs=np.array(
+                [self._crc(numbers[sample.source], sample.sample, sample.spans) for sample in found],
+                dtype=np.uint32,
+            ),
+        )
 
-    def _tokens(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        out = np.empty((len(indices), self.seq_len + 1), dtype=self.store.manifest.token_dtype)
-        for row, index in enumerate(indices.tolist()):
-            out[row] = self.store.read(index * self.seq_len, self.seq_len + 1, sample=index)
-        return out
+    def _read(self, sources: I64Array, starts: I64Array, samples: I64Array, out_BT: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+        """Fill the rows that lie in one piece; returns which tokens are blocked, None for none."""
+        row_tokens = out_BT.shape[1]
+        blocked_BT: npt.NDArray[np.bool_] | None = None
+        for source, store in enumerate(self._stores):
+            mine = np.flatnonzero((sources == source) & (starts >= 0))
+            if not mine.size:
+                continue
+            out_BT[mine] = store.read_rows(starts[mine], row_tokens, samples=samples[mine])
+            if self._blocked[source]:
+                touched = mine[self._blocked[source].touch(starts[mine], row_tokens, samples=samples[mine])]
+                for row in touched.tolist():
+                    blocked_BT = np.zeros(out_BT.shape, dtype=np.bool_) if blocked_BT is None else blocked_BT
+                    for first, end in self._blocked[source].within(int(starts[row]), row_tokens, sample=int(samples[row])):
+                        blocked_BT[row, first:end] = True
+        return blocked_BT
+
+    def _joined(self, source: int, sample: int, seq_len: int) -> tuple[int, Rows]:
+        """(first token, the one row) of a sample that is put together from several spans."""
+        spans = self.order.spans_at(sample)
+        parts = []
+        for start, count in spans:
+            stream_BT = self._stores[source].read(start, count + 1, sample=sample)[None, :]
+            blocked_BT = np.zeros(stream_BT.shape, dtype=np.bool_)
+            for first, end in self._blocked[source].within(start, count + 1, sample=sample):
+                blocked_BT[0, first:end] = True
+            parts.append(pack_rows(stream_BT, eos_id=self._eos_id, blocked_BT=blocked_BT))
+        return spans[0][0], join_rows(parts, seq_len=seq_len, eos_id=self._eos_id)
+
+    def _crc(self, source: int, sample: int, spans: Sequence[tuple[int, int]]) -> int:
+        crc = 0
+        for start, count in spans:
+            crc = zlib.crc32(self._stores[source].read(start, count + 1, sample=sample).astype("<u4").tobytes(), crc)
+        return crc
 
 
 class HeldoutStream:

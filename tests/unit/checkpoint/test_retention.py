@@ -16,7 +16,7 @@ from surefoot.checkpoint.retention import boundaries, is_good, remove, retire, s
 from surefoot.core.errors import CheckpointError
 from surefoot.core.records import CheckpointRef, Rung
 from surefoot.core.sections import CheckpointSection, RunConfig, ScheduleSection, TrainSection
-from surefoot.data.atoms import BatchPlan
+from surefoot.data.steps import StepPlan
 from surefoot.train.schedule import decay_length
 
 
@@ -113,7 +113,7 @@ def test_boundaries_of_a_config() -> None:
         train=TrainSection(num_steps=1000, global_batch_size=16, batch_ramp=((0, 4), (10, 8), (100, 16))),
         schedule=ScheduleSection(warmup_steps=50, decay_steps=300),
     )
-    plan = BatchPlan(config.train.batch_ramp, global_batch_size=16)
+    plan = StepPlan(config.train.batch_ramp, global_batch_size=16)
     grown = [step for step in range(1, 1000) if plan.span(step)[1] != plan.span(step - 1)[1]]
     assert boundaries(config) == {50, 700, *grown}
     assert boundaries(replace(config, checkpoint=CheckpointSection(keep_steps=(0, 421, 1000)))) == {50, 421, 700, *grown}

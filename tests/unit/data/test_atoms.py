@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from surefoot.core.errors import ConfigError
-from surefoot.data.atoms import BatchPlan, deal
+from surefoot.data.atoms import deal
+from surefoot.data.steps import StepPlan
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
@@ -38,7 +39,7 @@ def test_what_is_in_an_atom_does_not_hang_on_the_ranks() -> None:
 
 
 def test_without_a_ramp_every_step_is_alike() -> None:
-    plan = BatchPlan(global_batch_size=6)
+    plan = StepPlan(global_batch_size=6)
     assert [plan.span(step) for step in (0, 1, 1000)] == [(0, 6), (6, 6), (6000, 6)]
     assert [plan.step_at(sample) for sample in (0, 5, 6, 6005)] == [0, 0, 1, 1000]
 
@@ -54,7 +55,7 @@ RAMPS = [
 
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_a_ramp_equals_walking_step_by_step(ramp: tuple[tuple[int, int], ...]) -> None:
-    plan = BatchPlan(ramp, global_batch_size=ramp[-1][1])
+    plan = StepPlan(ramp, global_batch_size=ramp[-1][1])
     first = 0
     for step in range(60):
         batch = [size for start, size in ramp if start <= first][-1]
@@ -76,5 +77,5 @@ def test_a_ramp_equals_walking_step_by_step(ramp: tuple[tuple[int, int], ...]) -
 )
 def test_a_ramp_that_leaves_a_size_open_is_refused(ramp: tuple[tuple[int, int], ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        BatchPlan(ramp, global_batch_size=4)
+        StepPlan(ramp, global_batch_size=4)
     assert caught.value.where == "[train] batch_ramp"

@@ -16,7 +16,8 @@ from surefoot.core.errors import DataError
 from surefoot.core.ports import DataPort
 from surefoot.core.sections import SourceSection
 from surefoot.core.strict_json import canonical
-from surefoot.data.loader import ShardedLoader, StepBatch
+from surefoot.data.batches import StepBatch
+from surefoot.data.loader import ShardedLoader
 from surefoot.data.order import SampleOrder
 from surefoot.data.shards import HEADER_BYTES, TokenStore
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.errors import ConfigError
-from surefoot.data.atoms import BatchPlan, deal
+from surefoot.data.atoms import deal
+from surefoot.data.steps import StepPlan
 from surefoot.plan.sizing.published import EPOCH
 from surefoot.plan.tuning.batch import LEAST_STEPS, above_critical, batch_ramp, critical_in_run, legal_batches, num_steps, uneven, waste
 
@@ -81,7 +82,7 @@ def test_the_flagship_ramp() -> None:
 def test_a_ramp_is_one_that_training_takes(global_batch: int, seq_len: int, num_ranks: int, n: float, steps: float) -> None:
     num_samples = int(global_batch * steps) + 1
     ramp = batch_ramp(global_batch, seq_len=seq_len, num_samples=num_samples, critical=critical_in_run(EPOCH, n), data_ranks=(num_ranks,))
-    plan = BatchPlan(ramp, global_batch_size=global_batch)  # refuses what is out of order
+    plan = StepPlan(ramp, global_batch_size=global_batch)  # refuses what is out of order
     total = num_steps(num_samples, global_batch=global_batch, ramp=ramp)
     first, batch = plan.span(total - 1)
     assert first < num_samples <= first + batch

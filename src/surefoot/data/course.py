@@ -1,0 +1,285 @@
+"""Where a run is in its data, and what it leaves out: everything about a loader that does not hang on rank or tensors.
+
+All that moves is a sample, a step, and the log of blocks; the order and its rows follow by arithmetic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.core.blocking import Block, next_head
+from surefoot.core.errors import DataError, SurefootError
+from surefoot.core.hashing import ZERO_HASH
+from surefoot.core.sections import DataSection, TrainSection
+from surefoot.core.stages import Stage
+from surefoot.data.cursor import (
+    UNPROBED,
+    Cursor,
+    OnDataChange,
+    PastStage,
+    SourceCursor,
+    cursor_from_json,
+    recipe_sha256,
+    reconcile,
+    refuse_changed_data,
+    refuse_other_blocks,
+    refuse_other_places,
+    refuse_other_recipe,
+    source_identity,
+)
+from surefoot.data.hits import hits_of, silenced
+from surefoot.data.manifest import Manifest, load_manifest
+from surefoot.data.provenance import Provenance
+from surefoot.data.recipe import order_over
+from surefoot.data.run_order import I64Array, RunOrder
+from surefoot.data.segments import Restart, Turn
+from surefoot.data.shards import TokenStore
+from surefoot.data.storage import open_storage
+from surefoot.data.stream import SampleStream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What of a cursor moves, and what a run that is resumed has begun with."""
+
+    next_sample: int = 0
+    next_step: int = 0
+    restarts: tuple[tuple[str, Restart], ...] = ()
+    unit_tokens: int = 0
+
+
+class Course:
+    """The data of a run from a sample on. Local; the same on every rank.
+
+    `stages` come from the config (`core.stages.stages_of`). `on_data_change` says what `seek` does with a cursor over other data; what it
+    did is then in `data_change`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        data: DataSection,
+        train: TrainSection,
+        stages: Sequence[Stage],
+        seed: int,
+        on_data_change: OnDataChange = "refuse",
+    ) -> None:
+        self.path = path
+        self.manifest: Manifest = load_manifest(path)
+        self.data_change: str | None = None
+        self.blocks: tuple[Block, ...] = ()
+        self._head = ZERO_HASH
+        self._data, self._train, self._stages, self._seed = data, train, stages, seed
+        self._on_data_change = on_data_change
+        self.storage = open_storage(path)
+        names = tuple(self.manifest.sources)
+        self.stores = {name: TokenStore(path, source=name, split="train", manifest=self.manifest, storage=self.storage) for name in names}
+        self._identities = {name: source_identity(self.manifest, name) for name in names}
+        self._place = _Place()
+        self.order = self._order_at(self._place)
+        self.stream = self._stream(self.order)
+        self._refuse_too_little(self.order, self._place)
+
+    @property
+    def next_sample(self) -> int:
+        return self._place.next_sample
+
+    @property
+    def blocklist(self) -> tuple[int, str]:
+        return len(self.blocks), self._head
+
+    @property
+    def last_sample(self) -> int:
+        """The first global sample behind the configured steps, from where the run is now."""
+        return _end_of(self.order, self._place, num_steps=self._train.num_steps)
+
+    def next_samples(self) -> I64Array:
+        """The samples of the next step. Sorted."""
+        return self.order.steps.samples(self._place.next_sample)
+
+    def advance(self, samples: I64Array) -> None:
+        """The step of `samples` has been handed out."""
+        self._place = replace(self._place, next_sample=int(samples[-1]) + 1, next_step=self._place.next_step + 1)
+
+    def cursor(self) -> dict[str, Any]:
+        """The state of the whole job's data. Reads up to 64 samples for the order probe."""
+        return self._cursor(self.order, self._place, self.stream.probe(self.next_sample)).as_json()
+
+    def cursor_after(self, num_steps: int) -> dict[str, Any]:
+        """The cursor of a run that has made `num_steps` steps under this config. It proves nothing yet: it has no order probe."""
+        first, _ = self.order.steps.span(num_steps)
+        return self._cursor(self.order, _Place(first, num_steps), UNPROBED).as_json()
+
+    def seek(self, cursor: Mapping[str, Any]) -> None:
+        """Go on from `cursor`, by reading at most 64 samples. Raises DataError, and changes nothing, when it is not of this run."""
+        wanted, change = cursor_from_json(cursor), None
+        refuse_other_blocks(wanted, self.blocks)
+        if self._on_data_change != "refuse" and wanted.manifest_sha256 != self.manifest.sha256:
+            wanted, change = reconcile(wanted, manifest=self.manifest, choice=self._on_data_change)
+        place = _Place(wanted.next_sample, wanted.next_step, tuple(wanted.restarts.items()), wanted.unit_tokens)
+        order = self._order_at(place)
+        here = self._cursor(order, place, UNPROBED)
+        refuse_other_recipe(wanted, here=here)
+        refuse_changed_data(wanted, manifest=self.manifest)
+        if change is None:
+            refuse_other_places(wanted, here=here)
+        stream = self._stream(order)
+        if wanted.order_probe != UNPROBED:
+            probe = stream.probe(wanted.next_sample)
+            if probe != wanted.order_probe:
+                raise DataError(
+                    f"the samples before {wanted.next_sample} are not those that the run consumed",
+                    where="cursor",
+                    hint="the order or the tokens differ under equal names: resume from another checkpoint, or restore the data",
+                    got=probe,
+                    wanted=wanted.order_probe,
+                )
+        self._refuse_too_little(order, place)
+        self.order, self.stream, self.data_change, self._place = order, stream, change, place
+
+    def take(self, block: Block) -> None:
+        """Leave `block` out from its effective sample on. Raises DataError, and changes nothing, when that cannot be honoured."""
+        if block.mode == "replace" and not self._data.reserve_fraction:
+            raise DataError("nothing is kept back that could replace it", where="[data] reserve_fraction", hint="block with mode mask")
+        blocks = (*self.blocks, block)
+        order = self._order_at(self._place, blocks)
+        stream = self._stream(order, blocks)
+        self.order, self.stream, self.blocks, self._head = order, stream, blocks, next_head(self._head, block)
+
+    def first_touched(self, block: Block, *, first: int, until: int) -> int | None:
+        """The first global sample in [first, until) that holds a token of `block`, were it not left out."""
+        before = self.blocks[: self.blocks.index(block)] if block in self.blocks else self.blocks
+        order = self._order_at(self._place, before)
+        found = [
+            samples[0]
+            for span in self._found_here(block).spans
+            if span.source in order.names and (samples := order.holding(span.source, span.start, span.end, first=first, until=until)).size
+        ]
+        return int(min(found)) if found else None
+
+    def locate(self, sample: int) -> list[dict[str, Any]]:
+        """The documents of global `sample` in the order of its row, and where they came from."""
+        with Provenance(self.path, manifest=self.manifest, storage=self.storage) as provenance:
+            hits = hits_of(self.order.at(sample)[0], provenance=provenance, blocked=silenced(self._blocks_here(self.blocks)))
+        return [
+            {
+                "sample": sample,
+                "source": hit.document.source,
+                "span": [hit.first, hit.end],
+                "document": hit.document.id,
+                "hash": hit.document.hash,
+                "file": hit.document.file,
+                "record": hit.document.record,
+                "offset": hit.document.byte_offset,
+                "masked": hit.masked,
+            }
+            for hit in hits
+        ]
+
+    def planned(self) -> str:
+        """What the sources will give until the last step, for a person: shares now, and epochs by the end."""
+        shares, epochs = self.order.planned_shares(self.next_sample), self.order.epochs_by(max(0, self.last_sample - 1))
+        return ", ".join(f"{name} {shares[name]:.1%} ({epochs[name]:.2f} epochs)" for name in self.order.names)
+
+    def close(self) -> None:
+        for store in self.stores.values():
+            store.close()
+        self.storage.close()
+
+    def _order_at(self, place: _Place, blocks: Sequence[Block] | None = None) -> RunOrder:
+        return order_over(
+            self.manifest,
+            stages=self._stages,
+            data=self._data,
+            train=self._train,
+            seed=self._seed,
+            blocks=self._blocks_here(self.blocks if blocks is None else blocks),
+            restarts=dict(place.restarts),
+            begun_with=place.unit_tokens,
+        )
+
+    def _stream(self, order: RunOrder, blocks: Sequence[Block] | None = None) -> SampleStream:
+        here = self._blocks_here(self.blocks if blocks is None else blocks)
+        return SampleStream(order, stores=self.stores, eos_id=self.manifest.tokenizer.eos_id, blocks=here)
+
+    def _blocks_here(self, blocks: Sequence[Block]) -> list[Block]:
+        return [self._found_here(block) for block in blocks]
+
+    def _found_here(self, block: Block) -> Block:
+        """`block` with its spans in this data: looked up again by name when the entry was made over other data; none when it is gone."""
+        if block.samples is not None or block.manifest_sha256 in ("", self.manifest.sha256):
+            return block
+        with Provenance(self.path, manifest=self.manifest, storage=self.storage) as provenance:
+            try:
+                if block.kind == "document":
+                    spans = [document.span for document in provenance.find(block.name)]
+                elif block.kind == "file":
+                    spans = provenance.spans_of_file(block.name)
+                else:
+                    spans = [provenance.span_of_shard(block.name)]
+            except SurefootError as error:
+                logger.warning("blocked %s %s is not in this data: %s", block.kind, block.name, error)
+                spans = []
+        return replace(block, spans=tuple(spans), manifest_sha256=self.manifest.sha256)
+
+    def _cursor(self, order: RunOrder, place: _Place, probe: str) -> Cursor:
+        restarts, turns = dict(place.restarts), order.segments.turns
+        per_source = {}
+        for name in order.names:
+            start = restarts.get(name, Restart())
+            epoch, position = order.place_of(name, place.next_sample)
+            per_source[name] = SourceCursor(start.first_sample, start.restart, epoch, position, self._identities[name])
+        return Cursor(
+            next_sample=place.next_sample,
+            next_step=place.next_step,
+            consumed_tokens=order.tokens_before(place.next_sample),
+            manifest_sha256=self.manifest.sha256,
+            recipe_sha256=recipe_sha256(
+                seed=self._seed, seq_len=turns[0].seq_len, weights={name: float(weight) for name, weight in _given(order, turns[0]).items()}
+            ),
+            tokenizer_sha256=self.manifest.tokenizer.sha256,
+            seq_len=turns[0].seq_len,
+            seed=self._seed,
+            per_source=per_source,
+            order_probe=probe,
+            unit_tokens=order.recipe.unit_tokens,
+            reserve_fraction=order.recipe.reserve_fraction,
+            stages=tuple(
+                PastStage(turn.first, turn.seq_len, _given(order, turn)) for turn in turns if turn.first < max(1, place.next_sample)
+            ),
+            blocklist={"count": len(self.blocks), "head": self._head},
+            skip_ranges=order.steps.skipped,
+        )
+
+    def _refuse_too_little(self, order: RunOrder, place: _Place) -> None:
+        """Raises DataError when a source that may not be read again ends before the run does."""
+        end = _end_of(order, place, num_steps=self._train.num_steps)
+        if order.ends_at is not None and order.ends_at < end:
+            steps = place.next_step + max(0, order.steps.step_at(order.ends_at) - order.steps.step_at(place.next_sample))
+            raise DataError(
+                f"{order.ended_by} used up at sample {order.ends_at}: the run of {self._train.num_steps} steps needs {end}",
+                where="[[data.sources]]",
+                hint=f"set train.num_steps = {steps}, add {end - order.ends_at} samples of text, or another exhaustion or max_epochs",
+                got=order.ends_at,
+                wanted=end,
+            )
+
+
+def _given(order: RunOrder, turn: Turn) -> dict[str, int]:
+    """The weights of a turn without the sources that give nothing in it: one that is added later changes nothing here."""
+    return {name: weight for name, weight in zip(order.names, turn.weights, strict=True) if weight}
+
+
+def _end_of(order: RunOrder, place: _Place, *, num_steps: int) -> int:
+    """The first global sample behind `num_steps` steps."""
+    if place.next_step >= num_steps:
+        return place.next_sample
+    first, _ = order.steps.span(order.steps.step_at(place.next_sample) + num_steps - place.next_step - 1)
+    return int(order.steps.samples(first)[-1]) + 1
