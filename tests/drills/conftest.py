@@ -17,8 +17,11 @@ import pytest
 from surefoot.core.records import LedgerEntry
 from surefoot.observe.ledger import read_ledger
 from surefoot.observe.live import LiveRecord, read_live
+from tests.drills.s3_server import faults, s3, s3_port
 
 Answer = TypeVar("Answer")
+
+__all__ = ["faults", "s3", "s3_port"]  # fixtures that live elsewhere
 
 _HERE = Path(__file__).parent
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # agents inherit it: under nohup they would ignore what is sent to them

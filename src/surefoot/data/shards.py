@@ -132,7 +132,7 @@ class TokenStore:
         out = np.empty(int(counts.sum()), dtype=self._dtype)
         if out.size:
             of_samples = [None] * len(starts) if samples is None else samples.tolist()
-            self._fill(memoryview(out).cast("B"), sorted(self._cut(starts.tolist(), counts.tolist(), of_samples)))
+            self._fill(out.data.cast("B"), sorted(self._cut(starts.tolist(), counts.tolist(), of_samples)))
         return out
 
     def document_starts(self, start: int, count: int) -> I64Array:

@@ -16,7 +16,7 @@ from surefoot.data.manifest import load_manifest
 from surefoot.data.quarantine import is_damaged_block, quarantine_record
 from surefoot.data.shards import BLOCK_BYTES, HEADER_BYTES, TokenStore
 from surefoot.data.storage import ByteRange, LocalStorage, Storage
-from tests.unit.data.test_shards import open_store, write_store
+from tests.stores import open_store, write_store
 
 TOK = Path("text") / "train" / "00000.tok"
 
