@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
@@ -37,7 +38,7 @@ from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.survey import Survey, survey, survey_from_json
-from surefoot.guard.trajectory import Facts, difference_fields, facts_of, fold_history, recorded_after
+from surefoot.guard.trajectory import DataChange, Facts, difference_fields, facts_of, fold_history, recorded_after, saw_the_same
 from surefoot.observe.interruptions import Interruptions
 from surefoot.observe.lineage import Lineage, candidates, fold_lineage
 from surefoot.tensors.world import World, broadcast_json, lead
@@ -185,7 +186,9 @@ class Recovery:
         replay = self._replay
         if replay is None:
             return
-        kept = list(takewhile(self._holds, replay.recorded[replay.num_done :]))
+        to_come = replay.recorded[replay.num_done :]
+        changes = self._changes([(step.attempt, step.figures.next_sample) for step in to_come])
+        kept = list(takewhile(lambda step: saw_the_same(step, changes), to_come))
         if replay.num_done + len(kept) < len(replay.recorded):
             self._replay = replace(replay, recorded=(*replay.recorded[: replay.num_done], *kept), cut_because=DATA_CHANGED)
             self._say_if_over()
@@ -193,25 +196,27 @@ class Recovery:
     def _records_after(self, manifest: Manifest, before: list[LedgerEntry]) -> Replay:
         """Collective over the save group. `before` are the entries of the ledger up to this attempt, on rank 0."""
         told = lead(self._world, lambda: [to_json(found) for found in self._recorded(manifest, before)])
-        recorded, all_recorded = (from_json(rows) for rows in broadcast_json(self._world, told))
-        because = DATA_CHANGED if len(recorded) < len(all_recorded) else ""
-        return Replay(manifest.id, manifest.step, recorded, self._config.checkpoint.replay_tolerance, cut_because=because)
+        of_now, recorded = (from_json(rows) for rows in broadcast_json(self._world, told))
+        because = DATA_CHANGED if len(of_now) < len(recorded) else ""
+        return Replay(manifest.id, manifest.step, of_now, self._config.checkpoint.replay_tolerance, cut_because=because)
 
-    def _recorded(self, manifest: Manifest, before: list[LedgerEntry]) -> tuple[tuple[Recorded, ...], tuple[Recorded, ...]]:
-        """On rank 0. What can be repeated over the data of now, and what could be if nothing had been left out since."""
+    def _recorded(self, manifest: Manifest, before: list[LedgerEntry]) -> list[tuple[Recorded, ...]]:
+        """On rank 0. What was recorded over the data of now, and what would count if nothing had been left out since."""
         max_steps = self._config.checkpoint.replay_steps
         lineage = fold_lineage(before)
         ref = lineage.ref(manifest.id)
         if ref is None or not max_steps:
-            return (), ()
+            return [(), ()]
         rows = self._recorder.rows(range(manifest.step + 1, manifest.step + 1 + max_steps))
         history, now = fold_history(before, refs=lineage.refs), self._facts()
-        of_now = [row for row in rows if self._steering.holds(int(row["attempt"]), next_sample=int(row["next_sample"]))]
-        found, if_unchanged = (recorded_after(ref, history=history, rows=those, now=now, max_steps=max_steps) for those in (of_now, rows))
-        return found, if_unchanged
+        changes = self._changes([(int(row["attempt"]), int(row["next_sample"])) for row in rows])
+        return [recorded_after(ref, history=history, rows=rows, now=now, max_steps=max_steps, changes=those) for those in (changes, ())]
 
-    def _holds(self, step: Recorded) -> bool:
-        return self._steering.holds(step.attempt, next_sample=step.figures.next_sample)
+    def _changes(self, recorded: Sequence[tuple[int, int]]) -> tuple[DataChange, ...]:
+        """What is left out by now, and was not in some of the `recorded` steps: (attempt, next_sample) of each."""
+        if not recorded:
+            return ()
+        return self._steering.changes(since=min(attempt for attempt, _ in recorded), until=max(sample for _, sample in recorded))
 
     def _decide(self, difference: Difference) -> dict[str, Any]:
         """On rank 0. What follows from a difference. Ledgered before the step's row is written: no later start takes that for a record."""

@@ -22,6 +22,7 @@ from surefoot.core.hashing import ZERO_HASH
 from surefoot.core.ports import DataPort, SteerableData, TouchedData
 from surefoot.core.records import Signals
 from surefoot.guard.recording import Recorder
+from surefoot.guard.trajectory import DataChange
 from surefoot.observe.blocks import Blocklist, fold_blocks, refuse_other_log, refused_fields, taken_fields
 from surefoot.observe.ledger import LEDGER_NAME
 from surefoot.observe.ledger_tail import LedgerTail
@@ -111,20 +112,20 @@ class Steering:
         self._taken += taken
         return bool(taken)
 
-    def holds(self, attempt: int, *, next_sample: int) -> bool:
-        """Local, the same on all ranks. Whether a step that `attempt` recorded, and that ended before `next_sample`, saw the data of now.
+    def changes(self, *, since: int, until: int) -> tuple[DataChange, ...]:
+        """Local, the same on all ranks. What was left out after attempt `since` had begun, of samples before `until`."""
+        newer = [entry for entry in self._taken if entry.attempt > since]
+        found = [(entry.attempt, self._first_changed(entry.block, until=until)) for entry in newer]
+        return tuple(DataChange(attempt, sample) for attempt, sample in found if sample is not None)
 
-        Entries of its own attempt hold from behind the step that was the last one then; earlier ones it knew.
-        """
-        return not any(entry.attempt > attempt and self._touches(entry.block, until=next_sample) for entry in self._taken)
-
-    def _touches(self, block: Block, *, until: int) -> bool:
+    def _first_changed(self, block: Block, *, until: int) -> int | None:
+        """The first sample before `until` that is not what it was without `block`; where nobody can say, the first that may not be."""
+        first = block.effective_sample
         if block.samples is not None:
-            return max(block.samples[0], block.effective_sample) <= until  # where it begins, `next_sample` jumps at once
-        if until <= block.effective_sample:
-            return False
-        data = self._data
-        return not isinstance(data, TouchedData) or data.first_touched(block, first=block.effective_sample, until=until) is not None
+            first = max(first, block.samples[0]) - 1  # `next_sample` jumps at the end of the step before
+        elif first < until and isinstance(self._data, TouchedData):
+            return self._data.first_touched(block, first=first, until=until)
+        return first if first < until else None
 
     # --- on rank 0 ---
 

@@ -53,6 +53,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class DataChange:
+    """From `sample` on the data is not what attempts before `attempt` saw of it: something is left out since."""
+
+    attempt: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """The attempts of a run, its commits, and what was decided about replays."""
 
@@ -94,11 +102,18 @@ def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef
 
 
 def recorded_after(
-    checkpoint: CheckpointRef, *, history: History, rows: Iterable[Mapping[str, Any]], now: Facts, max_steps: int
+    checkpoint: CheckpointRef,
+    *,
+    history: History,
+    rows: Iterable[Mapping[str, Any]],
+    now: Facts,
+    max_steps: int,
+    changes: Sequence[DataChange] = (),
 ) -> tuple[Recorded, ...]:
     """The steps after `checkpoint` that were recorded without a gap, at most `max_steps`: of each the best to compare with.
 
-    Best is what may be asked for the most, and of those the oldest: a younger attempt may have been killed before its own replay was over.
+    Steps that held samples which `changes` took away, or changed, are none; nor is what was trained on top of them. Best is what may be
+    asked for the most, and of those the oldest: a younger attempt may have been killed before its own replay was over.
     """
     descent = _Descent(history.refs)
     modes = {number: _mode(attempt, checkpoint, history, now, descent) for number, attempt in history.attempts.items()}
@@ -109,6 +124,8 @@ def recorded_after(
         if mode is None or any(attempt < later and step > back_at for later, back_at in history.departures):
             continue
         made = Recorded(Figures(**{name: row[name] for name in COLUMNS if name != "attempt"}), attempt, mode)
+        if not saw_the_same(made, changes):
+            continue
         if step not in found or _rank(made) < _rank(found[step]):
             found[step] = made
     following: list[Recorded] = []
@@ -117,6 +134,14 @@ def recorded_after(
             break  # what follows was computed under another config: no part of what can be verified
         following.append(recorded)
     return tuple(following)
+
+
+def saw_the_same(recorded: Recorded, changes: Iterable[DataChange]) -> bool:
+    """Whether a repetition of this step, and of all before it, sees the data that it saw.
+
+    What the attempt took itself holds from behind the step that was its last one then; what was taken before, it knew.
+    """
+    return not any(change.attempt > recorded.attempt and change.sample < recorded.figures.next_sample for change in changes)
 
 
 def difference_of(entry: LedgerEntry) -> Difference:
