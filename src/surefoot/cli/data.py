@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from surefoot.cli.console import say
+from surefoot.cli.data_block import block
+from surefoot.cli.data_locate import locate
 from surefoot.core.sections import SourceSection
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_bytes, show_count
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from surefoot.data.manifest import Manifest, SourceEntry
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command("locate", short_help="Which documents a step trains on, and when a document is.")(locate)
+app.command("block", short_help="Ask a run to leave something out.")(block)
 
 
 @app.callback()

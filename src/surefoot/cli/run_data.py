@@ -53,7 +53,7 @@ def is_prepared(path: str | Path) -> bool:
     return is_remote(path) or (Path(path, DATA_MANIFEST_NAME).is_file() and not is_run(Path(path)))
 
 
-def open_run_data(run_dir: Path, *, data: str = "") -> RunData:
+def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
     """`data` is where the prepared data lies now, when that is not where the config of the run says.
 
     Raises ConfigError for a folder that is no run or has no data of ours, DataError when the data is not the run's.
@@ -61,7 +61,7 @@ def open_run_data(run_dir: Path, *, data: str = "") -> RunData:
     require_run(run_dir)
     entries = read_ledger(run_dir / LEDGER_NAME, up_to_damage=True)
     config = load_config(run_dir / CONFIG_NAME).config
-    path = data or _data_path(config, run_dir)
+    path = str(data) if data else _data_path(config, run_dir)
     manifest = _manifest_of(path, is_given=bool(data))
     cursor = _newest_cursor(run_dir, entries)
     _refuse_other_data(manifest, path=path, entries=entries)

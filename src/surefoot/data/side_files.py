@@ -174,19 +174,23 @@ class Origins:
 
     def by_hash(self, prefix: bytes) -> list[int]:
         """Documents whose hash begins with `prefix`. Goes through all of them: for shards of a format that has no `.idx`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         found: list[int] = []
         for group, begin, _ in self._groups(0, self._ends[-1] if self._ends else 0):
-            hashes = self._read(group, ("doc_hash",)).column("doc_hash").to_pylist()
-            found += [begin + place for place, digest in enumerate(hashes) if digest.startswith(prefix)]
+            hashes = self._read(group, ("doc_hash",)).column("doc_hash").cast(pa.binary())
+            found += _places(pc.starts_with(hashes, prefix), after=begin)
         return found
 
     def of_file(self, name: str) -> list[tuple[int, int]]:
         """[first, end) of the runs of documents that came from `name`. Row groups whose bounds leave it out are not read."""
+        import pyarrow.compute as pc
+
         places: list[int] = []
         for group, begin, _ in self._groups(0, self._ends[-1] if self._ends else 0):
             if self._may_hold(group, name):
-                files = self._read(group, ("file",)).column("file").to_pylist()
-                places += [begin + place for place, file in enumerate(files) if file == name]
+                places += _places(pc.equal(self._read(group, ("file",)).column("file"), name), after=begin)
         return runs_of(places)
 
     def file_names(self, *, limit: int) -> set[str]:
@@ -224,6 +228,11 @@ class Origins:
         column = next(number for number in range(metadata.num_columns) if metadata.column(number).path_in_schema == "file")
         bounds = metadata.column(column).statistics
         return bounds is None or not bounds.has_min_max or bool(bounds.min <= name <= bounds.max)
+
+
+def _places(is_wanted: pa.ChunkedArray, *, after: int) -> list[int]:
+    numbers: list[int] = (np.flatnonzero(is_wanted.to_numpy()) + after).tolist()
+    return numbers
 
 
 def runs_of(places: list[int]) -> list[tuple[int, int]]:

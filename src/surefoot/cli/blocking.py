@@ -1,0 +1,179 @@
+"""What `surefoot data block` asks for, resolved: which tokens or samples, how much of the data that is, and when it will hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from surefoot.cli.locating import not_skipped
+from surefoot.cli.run_data import RunData, found_in
+from surefoot.core.blocking import Block, BlockKind, BlockMode, TokenSpan
+from surefoot.core.clock import SystemClock
+from surefoot.core.errors import ConfigError
+from surefoot.data.provenance import merged
+from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+from surefoot.observe.lineage import candidates, fold_lineage
+from surefoot.observe.live import is_held, read_lock
+
+_SAMPLES: Final = re.compile(r"(\d+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was named, exactly one of them."""
+
+    document: str = ""
+    file: str = ""
+    shard: str = ""
+    samples: str = ""
+    step: int | None = None
+
+    @property
+    def is_samples(self) -> bool:
+        return bool(self.samples) or self.step is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person says. `mode` is None where it was left out."""
+
+    target: Target
+    mode: BlockMode | None = None
+    from_sample: int = 0
+    reason: str = ""
+    by: str = ""
+    evidence_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much a block is: `shares` are of the train tokens of each source; `to_come` and `seen` count samples of the run that hold it."""
+
+    documents: int
+    tokens: int
+    shares: dict[str, float]
+    to_come: int
+    seen: int
+
+
+def resolve(run: RunData, wish: Wish) -> Block:
+    """The entry to ask for. Raises ConfigError for what cannot be honoured, DataError for what is not in the data."""
+    target, mode = wish.target, wish.mode
+    kind, name, spans, samples = _samples_of(run, target) if target.is_samples else _spans_of(run, target)
+    if samples is not None and mode not in (None, "skip"):
+        raise ConfigError(f"samples are skipped, they cannot be in mode {mode}", where="--mode", hint="leave it out")
+    if mode == "replace" and not run.config.data.reserve_fraction:
+        raise ConfigError(
+            "nothing is kept back to take its place: data.reserve_fraction is 0",
+            where="--mode replace",
+            hint="the reserve is fixed when a run begins; --mode mask silences the text where it stands",
+        )
+    return Block(
+        kind=kind,
+        name=name,
+        mode="skip" if samples is not None else mode or "mask",
+        spans=tuple(spans),
+        samples=samples,
+        effective_sample=wish.from_sample,
+        manifest_sha256=run.manifest.sha256,
+        reason=wish.reason,
+        by=wish.by,
+        evidence_step=wish.evidence_step,
+    )
+
+
+def scope_of(run: RunData, block: Block) -> Scope:
+    """How much of the data and of the run `block` is, as things stand."""
+    next_sample, end_sample = run.steps.newest[1], run.steps.end_sample
+    if block.samples is not None:
+        first, end = block.samples
+        held = not_skipped(run, np.arange(first, min(end, end_sample), dtype=np.int64))
+    else:
+        found = [run.order.holding(span.source, span.start, span.end, first=0, until=end_sample) for span in block.spans]
+        held = not_skipped(run, np.unique(np.concatenate(found)))
+    since = max(next_sample, block.effective_sample)
+    tokens = {name: sum(span.end - span.start for span in block.spans if span.source == name) for name in run.manifest.sources}
+    with run.provenance() as provenance:
+        num_documents = sum(provenance.num_documents(span) for span in block.spans)
+    return Scope(
+        documents=num_documents,
+        tokens=sum(tokens.values()),
+        shares={name: count / run.manifest.split(name, "train").tokens for name, count in tokens.items() if count},
+        to_come=int((held >= since).sum()),
+        seen=int((held < next_sample).sum()),
+    )
+
+
+def when_it_holds(run: RunData, block: Block) -> str:
+    """In words. Raises ConfigError when a run that trains now would have to refuse it."""
+    next_sample = run.steps.newest[1]
+    is_live = is_held(read_lock(run.run_dir), clock=SystemClock())
+    if block.samples is not None and block.samples[1] <= next_sample:
+        back = _way_back(run, block.samples[0])
+        if is_live:
+            what = f"the run has gone past them: it is at sample {next_sample}"
+            raise ConfigError(what, where=f"samples {block.name}", hint=f"stop the run, ask again, and go back: {back}")
+        return f"it holds when the run goes back before them, and is refused else: {back}"
+    since = f"from sample {max(next_sample, block.effective_sample)} on"
+    if is_live:
+        return f"the running job takes it within some steps, to hold {since} or shortly after"
+    if run.finished:
+        return f"the run is finished: it holds when the run goes on, {since}, or before that when it goes back (`--resume-from`)"
+    return f"the next start takes it, to hold {since}; one that goes back (`--resume-from`) has it hold from there"
+
+
+def already_there(run: RunData, block: Block) -> int | None:
+    """The ledger entry that asked for the same before, unanswered or taken; None when nobody has."""
+    for taken in run.blocklist.taken:
+        if _is_same(taken.block, block) and taken.block.effective_sample <= max(block.effective_sample, run.steps.newest[1]):
+            return taken.seq
+    for asked in run.blocklist.open:
+        same = (asked.block.get("kind"), asked.block.get("name"), asked.block.get("mode")) == (block.kind, block.name, block.mode)
+        if same and asked.block.get("effective_sample") == block.effective_sample:
+            return asked.seq
+    return None
+
+
+def _is_same(taken: Block, block: Block) -> bool:
+    return (taken.kind, taken.name, taken.mode, taken.spans) == (block.kind, block.name, block.mode, block.spans)
+
+
+def _spans_of(run: RunData, target: Target) -> tuple[BlockKind, str, Sequence[TokenSpan], None]:
+    """A document is its text: every copy of it, in whatever source."""
+    with run.provenance() as provenance:
+        if target.document:
+            found = found_in(run, provenance, target.document)
+            copies = provenance.find(found[0].hash) if "/" in target.document else found
+            return "document", copies[0].hash, merged(stored.span for stored in copies), None
+        if target.file:
+            return "file", target.file, provenance.spans_of_file(target.file), None
+        return "shard", target.shard, [provenance.span_of_shard(target.shard)], None
+
+
+def _samples_of(run: RunData, target: Target) -> tuple[BlockKind, str, Sequence[TokenSpan], tuple[int, int]]:
+    if target.step is not None:
+        taken = run.steps.of_step(target.step).samples
+        first, end = int(taken[0]), int(taken[-1]) + 1
+    else:
+        match = _SAMPLES.fullmatch(target.samples)
+        first, end = (int(match[1]), int(match[2])) if match else (0, 0)
+        if first >= end:
+            raise ConfigError(f"{target.samples!r} is no range of samples", where="--samples", hint="write FIRST:END, the end left out")
+    if first >= run.steps.end_sample:
+        hint = f"its {run.steps.num_steps} steps take samples 0 to {run.steps.end_sample - 1}"
+        raise ConfigError(f"the run never comes to sample {first}", where="--samples", hint=hint)
+    return "samples", f"{first}:{end}", (), (first, end)
+
+
+def _way_back(run: RunData, first_sample: int) -> str:
+    """The command that goes on from the newest checkpoint before a sample."""
+    (step,) = run.steps.taking(np.array([first_sample], dtype=np.int64))
+    lineage = fold_lineage(read_ledger(run.run_dir / LEDGER_NAME, up_to_damage=True))
+    before = next((ref for ref in candidates(lineage) if ref.step < step), None)
+    if before is None:
+        return f"no checkpoint from before step {step} is left"
+    return f"`surefoot train {run.run_dir} --resume-from {before.step}`"

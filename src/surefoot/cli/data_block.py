@@ -1,0 +1,137 @@
+"""`surefoot data block`: ask a run to leave something out, by one line in its ledger. The run answers in its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from surefoot.cli.console import say
+from surefoot.core.errors import ConfigError
+from surefoot.core.strict_json import dumps
+from surefoot.core.units import show_count
+
+if TYPE_CHECKING:
+    from surefoot.cli.blocking import Scope, Target, Wish
+
+SCHEMA_VERSION = 1
+
+
+def block(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    document: Annotated[str, typer.Option("--document", metavar="ID", help="A document, as `data locate` names it: every copy.")] = "",
+    file: Annotated[str, typer.Option("--file", metavar="NAME", help="All documents of a source file, as `data locate` names it.")] = "",
+    shard: Annotated[str, typer.Option("--shard", metavar="SOURCE/SHARD", help="All documents of a shard.")] = "",
+    samples: Annotated[str, typer.Option("--samples", metavar="FIRST:END", help="Global samples, to be skipped.")] = "",
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="The samples of a step, to be skipped.")] = None,
+    mode: Annotated[
+        Literal["mask", "replace"] | None, typer.Option("--mode", help="Silence the text where it stands (mask), or take other samples.")
+    ] = None,
+    from_sample: Annotated[int, typer.Option("--from-sample", metavar="G", min=0, help="Not before this sample.")] = 0,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.")] = "",
+    evidence_step: Annotated[int | None, typer.Option("--evidence-step", metavar="N", help="The step that showed it.")] = None,
+    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Where the run's prepared data lies now, if it was moved.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would be, and ask for nothing.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show what was asked for, taken and refused so far.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Ask a run to leave out a document, a file, a shard or a range of samples. A live run takes it between two steps.
+
+    \b
+    Examples:
+      surefoot data block runs/quickstart --document 3f2a9c01d4 --reason "one line 4000 times" --evidence-step 120
+      surefoot data block runs/quickstart --shard web/00003 --mode replace --reason "wrong encoding" --dry-run
+      surefoot data block runs/quickstart --samples 1904:1920 --reason "loss spike"
+      surefoot data block runs/quickstart --list --json
+    """
+    target = _target(document, file, shard, samples, step, wanted=not list_)
+    if list_:
+        _say_list(run_dir, json_output=json_output)
+        return
+    if not reason.strip() and not dry_run:
+        raise ConfigError("why?", where="--reason", hint="the ledger keeps it: --reason TEXT")
+    from surefoot.cli.blocking import Wish
+    from surefoot.cli.ledgering import user_name
+
+    wish = Wish(target, mode, from_sample=from_sample, reason=reason, by=user_name(), evidence_step=evidence_step)
+    answer = _ask(run_dir, wish, data=data, dry_run=dry_run)
+    if json_output:
+        say(dumps({"schema_version": SCHEMA_VERSION, **answer}))
+        return
+    for line in _lines(answer):
+        say(line)
+
+
+def _target(document: str, file: str, shard: str, samples: str, step: int | None, *, wanted: bool) -> Target:
+    from surefoot.cli.blocking import Target
+
+    num_named = sum(map(bool, (document, file, shard, samples))) + (step is not None)
+    if num_named != int(wanted):
+        what = "name one thing to leave out" if wanted else "--list takes nothing to leave out"
+        raise ConfigError(what, where="command line", hint="--document, --file, --shard, --samples or --step")
+    return Target(document, file, shard, samples, step)
+
+
+def _ask(run_dir: Path, wish: Wish, *, data: str, dry_run: bool) -> dict[str, Any]:
+    from surefoot.cli.blocking import already_there, resolve, scope_of, when_it_holds
+    from surefoot.cli.ledgering import tell
+    from surefoot.cli.run_data import open_run_data
+    from surefoot.core.events import Event
+    from surefoot.observe.blocks import asked_fields
+
+    run = open_run_data(run_dir, data=data)
+    entry = resolve(run, wish)
+    holds, before = when_it_holds(run, entry), already_there(run, entry)
+    answer = {"asked": before is None and not dry_run, "dry_run": dry_run, "before": before, "seq": before, "block": entry.as_json()}
+    answer |= _scope_row(scope_of(run, entry)) | {"next_sample": run.steps.newest[1], "holds": holds}
+    if answer["asked"]:
+        answer["seq"] = tell(run_dir, Event.BLOCK_ASKED, rule="data block", reason=wish.reason, fields=asked_fields(entry)).seq
+    return answer
+
+
+def _scope_row(scope: Scope) -> dict[str, Any]:
+    told = asdict(scope)
+    return {"documents": told["documents"], "tokens": told["tokens"], "shares": told["shares"]} | {
+        "samples_to_come": told["to_come"],
+        "samples_seen": told["seen"],
+    }
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    wish = answer["block"]
+    lines = [f"{wish['mode']:<8} {wish['kind']} {wish['name']}"]
+    if wish["spans"]:
+        shares = ", ".join(f"{100 * share:.3g}% of {name}" for name, share in answer["shares"].items())
+        lines.append(f"{'it is':<8} {answer['documents']} documents, {show_count(answer['tokens'])} tokens: {shares}")
+    lines.append(f"{'samples':<8} {answer['samples_to_come']} to come hold it, {answer['samples_seen']} were seen")
+    if answer["before"] is not None:
+        return [*lines, f"ledger entry {answer['before']} asks for the same: nothing was added"]
+    if answer["dry_run"]:
+        return [*lines, f"nothing was asked for; else {answer['holds']}"]
+    return [*lines, f"{'asked':<8} ledger entry {answer['seq']}: {answer['holds']}"]
+
+
+def _say_list(run_dir: Path, *, json_output: bool) -> None:
+    from surefoot.observe.blocks import fold_blocks
+    from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+    from surefoot.observe.run_dir import require_run
+
+    require_run(run_dir)
+    log = fold_blocks(read_ledger(run_dir / LEDGER_NAME))
+    rows = [{"state": "taken", "seq": one.seq, "time_utc": one.time_utc, "asked": one.asked, **one.block.as_json()} for one in log.taken]
+    rows += [{**one.block, "state": "asked", "seq": one.seq, "time_utc": one.time_utc, "asked": one.seq} for one in log.open]
+    refused = [asdict(one) for one in log.refused]
+    if json_output:
+        told = {"count": log.count, "head": log.head, "blocks": rows, "refused": refused}
+        say(dumps({"schema_version": SCHEMA_VERSION, **told}))
+        return
+    for row in rows:
+        since = f"from sample {row['effective_sample']}" if row["state"] == "taken" else "no answer yet"
+        why = f" ({row['reason']})" if row.get("reason") else ""
+        say(f"{row['seq']:>6} {row['state']:<6} {row.get('mode', '?'):<8} {row.get('kind', '?')} {row.get('name', '?')}, {since}{why}")
+    for one in log.refused:
+        say(f"{one.seq:>6} refused, asked in entry {one.asked}: {one.reason}")
+    say(f"{log.count} entries taken, head {log.head[:16]}" if log.count else "nothing is left out")
