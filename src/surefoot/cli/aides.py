@@ -7,14 +7,15 @@ from pathlib import Path
 
 from surefoot.checkpoint.inspect import published
 from surefoot.cli.mirror import mirror_aides
-from surefoot.core.sections import CheckpointSection
+from surefoot.core.sections import CheckpointSection, DataSection
 from surefoot.launch.aide import AideSpec
 
 
-def aides_of(section: CheckpointSection, run_dir: Path) -> list[AideSpec]:
+def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection) -> list[AideSpec]:
     """In the order in which they end: what one brings home, the next ones copy and load.
 
-    The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory.
+    The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory. The look-ahead has
+    nothing to finish.
     """
     aides = []
     if "memory" in section.tiers:
@@ -31,6 +32,9 @@ def aides_of(section: CheckpointSection, run_dir: Path) -> list[AideSpec]:
                 wanted=lambda: bool(published(root)),
             )
         )
+    if data.look_ahead_samples and data.path:
+        has_begun = run_dir / "metrics"
+        aides.append(AideSpec("look_ahead", _argv("look_ahead", run_dir), end_limit_s=0.0, wanted=has_begun.is_dir))
     return aides
 
 

@@ -148,7 +148,7 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
             first_generation=fold_counters(opened.entries).generation + 1,
             clock=clock,
             console=say,
-            aides=aides_of(loaded.config.checkpoint, run_dir),
+            aides=aides_of(loaded.config.checkpoint, run_dir, data=loaded.config.data),
         )
         with logging_aside():
             exit_code = agent.run()
@@ -296,7 +296,7 @@ def _prepare_missing_data(config: RunConfig, *, has_begun: bool) -> int:
 
     if (path / MANIFEST_NAME).exists():
         if sources:
-            from surefoot.data.prepare import check_prepared
+            from surefoot.data.prepared import check_prepared
 
             check_prepared(path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction, sources=sources)
             _refuse_other_files(config, path, has_begun=has_begun)
@@ -321,13 +321,12 @@ def _prepare_missing_data(config: RunConfig, *, has_begun: bool) -> int:
 
 def _refuse_other_files(config: RunConfig, path: Path, *, has_begun: bool) -> None:
     from surefoot.data.inputs import changed_inputs
-    from surefoot.data.prepare import prepare_command
+    from surefoot.data.prepared import prepare_command
 
     changed = changed_inputs(path, config.data.sources)
     if changed is None:
         return
-    (source,) = config.data.sources
-    command = prepare_command(source, out=path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction)
+    command = prepare_command(config.data.sources, out=path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction)
     if not has_begun:
         raise DataError(changed, where="[[data.sources]] files", hint=f"name another [data] path, or prepare anew: `{command} --force`")
     say(f"note: {changed}; the run goes on with what was prepared")

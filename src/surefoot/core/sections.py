@@ -119,6 +119,9 @@ class DataSection:
     prefetch_steps: int = setting(
         2, "steps whose rows are read ahead of time; 0 reads when asked", unit="steps", low=0, since=4, counts=False
     )
+    rules: str = setting(
+        "", "a rules file for the look-ahead and the report, beside the catalogue; only what is accepted in it counts", is_path=True, since=4
+    )
     look_ahead_samples: int = setting(
         0,
         "samples to come that a process of low priority puts to the quality rules; 0 is off",
