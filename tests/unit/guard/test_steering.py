@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from surefoot.checkpoint.transplant import transplant
-from surefoot.core.blocking import Block, TokenSpan, head_of
+from surefoot.core.blocking import Block
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import DataError, SurefootError
 from surefoot.core.events import Event
@@ -20,69 +20,10 @@ from surefoot.core.ports import SteerableData, TouchedData
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import CheckpointSection, MonitorSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
-from surefoot.observe.blocks import asked_fields, fold_blocks
+from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.metrics import read_steps
-
-BATCH = 4
-
-
-class Points:
-    """Sample g is the token g of the one source: masked samples stand still, skipped ones do not come at all."""
-
-    def __init__(self) -> None:
-        self.next_sample = 0
-        self.blocks: list[Block] = []
-        self.seen: list[int] = []
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        return self
-
-    def __next__(self) -> tuple[torch.Tensor, int]:
-        samples: list[int] = []
-        while len(samples) < BATCH:
-            if not self._is_left_out(self.next_sample, "skip"):
-                samples.append(self.next_sample)
-            self.next_sample += 1
-        live = [sample for sample in samples if not self._is_left_out(sample, "mask")]
-        self.seen += live
-        rows = [torch.randn(8, generator=torch.Generator().manual_seed(sample)) for sample in live]
-        return torch.stack(rows) if rows else torch.zeros(0, 8), len(live)
-
-    def _is_left_out(self, sample: int, mode: str) -> bool:
-        return any(
-            block.mode == mode and block.effective_sample <= sample and any(first <= sample < end for first, end in _spans(block))
-            for block in self.blocks
-        )
-
-    def cursor(self) -> Mapping[str, Any]:
-        count, head = self.blocklist
-        return {"next_sample": self.next_sample, "blocklist": {"count": count, "head": head}}
-
-    def seek(self, cursor: Mapping[str, Any]) -> None:
-        self.next_sample = cursor["next_sample"]
-
-    def block(self, block: Block) -> None:
-        if block.name == "unknown":
-            raise DataError("no such document", where="block")
-        if block.name == "careless":
-            raise ValueError("a bug of the port")
-        self.blocks.append(block)
-
-    def skip(self, block: Block) -> None:
-        self.blocks.append(block)
-
-    @property
-    def blocklist(self) -> tuple[int, str]:
-        return len(self.blocks), head_of(self.blocks)
-
-    def locate(self, *, sample: int) -> Sequence[Mapping[str, Any]]:
-        return [{"document": sample}]
-
-
-class KnowingPoints(Points):
-    def first_touched(self, block: Block, *, first: int, until: int) -> int | None:
-        return next((sample for start, end in _spans(block) for sample in range(max(first, start), min(until, end))), None)
+from tests.steerable import BATCH, Ahead, KnowingPoints, Points, ask, mask, skip, taken
 
 
 class PlainPoints:
@@ -103,19 +44,6 @@ class PlainPoints:
 
     def seek(self, cursor: Mapping[str, Any]) -> None:
         self.next_sample = cursor["next_sample"]
-
-
-def _spans(block: Block) -> list[tuple[int, int]]:
-    return [block.samples] if block.samples else [(span.start, span.end) for span in block.spans]
-
-
-class Ahead(SystemClock):
-    """Time of which a test can let some pass."""
-
-    ahead_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return super().monotonic_s() + self.ahead_s
 
 
 @dataclass
@@ -167,32 +95,8 @@ def config_of(run_dir: Path, *, num_steps: int = 12) -> RunConfig:
     )
 
 
-def mask(first: int, end: int, *, name: str = "document", effective_sample: int = 0) -> Block:
-    return Block("document", name, "mask", spans=(TokenSpan("points", first, end),), effective_sample=effective_sample)
-
-
-def skip(first: int, end: int) -> Block:
-    return Block("samples", f"{first}:{end}", "skip", samples=(first, end))
-
-
-def ask(run_dir: Path, *blocks: Block) -> None:
-    path = run_dir / "ledger.jsonl"
-    last = read_ledger(path)[-1]
-    ledger = Ledger(path, clock=SystemClock(), by="eve")
-    for block in blocks:
-        fields = asked_fields(block)
-        ledger.append(Event.BLOCK_ASKED, generation=last.generation, attempt=last.attempt, step=last.step, fields=fields)
-
-
 def entries(run_dir: Path, *events: str) -> list[LedgerEntry]:
     return [entry for entry in read_ledger(run_dir / "ledger.jsonl") if entry.event in events]
-
-
-def taken(run_dir: Path) -> list[tuple[str, int, str]]:
-    return [
-        (found.block.name, found.block.effective_sample, found.block.by)
-        for found in fold_blocks(read_ledger(run_dir / "ledger.jsonl")).taken
-    ]
 
 
 def test_the_ports_are_what_they_are_taken_for() -> None:
