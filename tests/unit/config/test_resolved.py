@@ -70,7 +70,11 @@ FIXED: dict[str, st.SearchStrategy[Any]] = {
     "train.global_batch_size": st.integers(16, 1 << 40),
     "train.micro_batch_size": st.integers(1, 4),
     "train.batch_ramp": st.just([]),
-    "stage[].weights": st.just({"web": 7, "co de": 0.5}),
+    "data.max_seq_len": st.just(0),
+    "stage[].weights": st.just({}),
+    "stage[].seq_len": st.just(0),
+    "stage[].rope_base": st.just(0.0),
+    "stage[].global_batch_size": st.sampled_from([0, 4, 1 << 40]),
     "optimizer.factory": st.sampled_from(["", "a.b:c"]),
     "optimizer.beta1": st.floats(0.0, 0.999),
     "optimizer.beta2": st.floats(0.0, 0.999),
@@ -115,7 +119,7 @@ def tables(section: type, *, path: str) -> st.SearchStrategy[dict[str, Any]]:
 documents = st.fixed_dictionaries(
     {
         **{name: tables(section, path=name) for name, section in sections().items()},
-        **{name: st.lists(tables(section, path=f"{name}[]"), max_size=2) for name, section in table_lists().items()},
+        **{name: st.lists(tables(section, path=f"{name}[]"), max_size=1) for name, section in table_lists().items()},
     }
 )
 

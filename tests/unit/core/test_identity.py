@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from surefoot.core.identity import diff_sections, hashed_values, section_hashes, values_of
-from surefoot.core.sections import RunConfig, SourceSection, setting
+from surefoot.core.identity import diff_sections, hashed_values, other_sections, section_hashes, values_of
+from surefoot.core.sections import RunConfig, SourceSection, StageSection, setting
 
 GOLDEN = {
     "run": "bd0488843468e63c62bb6d1df790f0a83de90616c0906e9dbd3275d3b4100d97",
@@ -74,6 +74,39 @@ class GrownSection:
 def test_a_later_setting_counts_only_away_from_its_default() -> None:
     assert values_of(GrownSection()) == {"old": 1}
     assert values_of(GrownSection(new=6, folder="x")) == {"old": 1, "new": 6}
+
+
+def staged(*stages: StageSection) -> RunConfig:
+    return replace(RunConfig(), stage=stages)
+
+
+def test_stages_have_a_hash_where_there_are_any_and_leave_the_others_alone() -> None:
+    web_first = staged(StageSection(first_sample=5, weights=(("web", 7.0), ("code", 3.0))))
+    code_first = staged(StageSection(first_sample=5, weights=(("code", 3.0), ("web", 7.0))))
+    other = staged(StageSection(first_sample=5, weights=(("code", 7.0), ("web", 3.0))))
+    assert section_hashes(web_first) == section_hashes(code_first)
+    assert {**section_hashes(web_first), "stage": ""} == {**GOLDEN, "stage": ""}
+    assert section_hashes(web_first)["stage"] != section_hashes(other)["stage"]
+
+
+def test_other_stages_refuse_no_resume_and_another_section_does() -> None:
+    old, new = staged(), staged(StageSection(first_sample=5, lr=1.0))
+    assert other_sections(section_hashes(old), now=section_hashes(new)) == []
+    assert other_sections(section_hashes(new), now=section_hashes(old)) == []
+    faster = replace(new, optimizer=replace(new.optimizer, lr=1.0))
+    assert other_sections(section_hashes(old), now=section_hashes(faster)) == ["optimizer"]
+
+
+def test_a_difference_between_stages_names_stage_and_key() -> None:
+    old, new = staged(StageSection(first_sample=5, lr=1.0)), staged(StageSection(first_sample=5, lr=2.0), StageSection(first_sample=9))
+    assert diff_sections(old, new) == [("stage", "stage[0].lr", 1.0, 2.0), ("stage", "stage[1].first_sample", None, 9)]
+    assert diff_sections(old, staged()) == [("stage", "stage[0].first_sample", 5, None), ("stage", "stage[0].lr", 1.0, None)]
+
+
+def test_what_is_kept_open_for_longer_sequences_is_no_identity() -> None:
+    """The cursor holds what a run began with."""
+    data = RunConfig().data
+    assert section_hashes(replace(RunConfig(), data=replace(data, max_seq_len=4096))) == GOLDEN
 
 
 def test_every_hashed_section_is_there() -> None:
