@@ -1,114 +1,149 @@
-"""Writing a prepared data folder: the tokenizer, every document as tokens in its split, the rejects, and the manifest last."""
+"""The second pass: every document that stays as tokens in its split, what was rejected, and the entry of the source in the manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Final
-
-import numpy as np
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from surefoot.core.durable import write_atomic
-from surefoot.core.errors import DataError
-from surefoot.core.strict_json import canonical, dumps
-from surefoot.core.version import __version__
-from surefoot.data.documents import Document, Tally
-from surefoot.data.manifest import (
-    MANIFEST_NAME,
-    SPLITS,
-    TOKENIZER_NAME,
-    Manifest,
-    SourceEntry,
-    SplitEntry,
-    TokenizerEntry,
-    dtype_for,
-    stored_dtype,
-)
+from surefoot.core.strict_json import canonical
+from surefoot.data.crew import Crew
+from surefoot.data.documents import BadRecord
+from surefoot.data.encoder import EncodeItem, Encoder, Stored, input_changed
+from surefoot.data.journal import Journal
+from surefoot.data.manifest import SPLITS, SourceEntry, dtype_for, stored_dtype
+from surefoot.data.parts import Place
 from surefoot.data.publish import writing
-from surefoot.data.shard_writer import SplitWriter
-from surefoot.data.survey import Corpus, Progress, Survey
+from surefoot.data.reader import Corpus, is_empty
+from surefoot.data.shard_writer import SHARD_BYTES, SplitWriter, split_state
+from surefoot.data.survey import CHUNKS_PER_NOTE, TRAINED_ON, Progress, Survey
 from surefoot.data.tokenizer import Tokenizer
 
-_BATCH_CHARACTERS: Final = 1 << 20
+REJECTS_NAME = "rejects.jsonl"
 
 
-def training_texts(corpus: Corpus, *, survey: Survey, progress: Callable[[Progress], None]) -> Iterator[str]:
+def training_texts(corpus: Corpus, *, survey: Survey) -> Iterator[str]:
     """What a tokenizer is trained on: held-out documents have no say in it."""
-    tally = Tally()
-    for document, digest in corpus.documents(tally=tally):
-        if not survey.is_heldout(digest):
-            yield document.text
-        progress(Progress("training tokenizer", tally.text_bytes, survey.text_bytes))
+    row = 0
+    for chunk in corpus.cutting.chunks(corpus.files):
+        for _, record in corpus.reader.records(chunk):
+            if isinstance(record, BadRecord) or is_empty(record):
+                continue
+            if row >= len(survey.fates):
+                raise input_changed(corpus.source)
+            if survey.fates[row] == TRAINED_ON:
+                yield record.text
+            row += 1
 
 
-def build(folder: Path, *, corpus: Corpus, survey: Survey, codec: Tokenizer, recipe: str, progress: Callable[[Progress], None]) -> Manifest:
-    """Fill the empty `folder`; same input, same bytes. Raises Unwritable, and DataError when the input changed since the survey."""
-    tally = Tally()
-    splits = _write_splits(folder / corpus.source, corpus=corpus, survey=survey, codec=codec, tally=tally, progress=progress)
-    if tally.documents_sha256 != survey.documents_sha256:
-        hint = "prepare again when nothing writes to the input"
-        raise DataError("the input changed while it was read", where=f"source {corpus.source!r}", hint=hint)
-    source = SourceEntry(
-        documents_sha256=survey.documents_sha256,
-        bad_records=len(tally.bad_records),
-        duplicates=tally.num_duplicates,
-        empty=tally.num_empty,
-        splits=splits,
-    )
-    manifest = Manifest(
-        tool_version=__version__,
-        tokenizer=TokenizerEntry(recipe=recipe, sha256=codec.sha256, eos_id=codec.eos_id, vocab_size=codec.vocab_size),
-        dtype=dtype_for(codec.vocab_size),
-        heldout_fraction=survey.heldout_fraction,
-        sources={corpus.source: source},
-    )
-    with writing():
-        write_atomic(folder / corpus.source / "rejects.jsonl", b"".join(canonical(bad) + b"\n" for bad in tally.bad_records))
-        write_atomic(folder / TOKENIZER_NAME, codec.json_bytes)
-        write_atomic(folder / MANIFEST_NAME, dumps(manifest.as_json(), indent=1) + "\n")
-    return manifest
+def build_source(
+    corpus: Corpus,
+    *,
+    survey: Survey,
+    codec: Tokenizer,
+    journal: Journal,
+    crew: Crew,
+    progress: Callable[[Progress], None],
+    shard_bytes: int = SHARD_BYTES,
+) -> SourceEntry:
+    """Write the shards of one source; same input, same bytes, however many processes and interruptions.
 
-
-def _write_splits(
-    folder: Path, *, corpus: Corpus, survey: Survey, codec: Tokenizer, tally: Tally, progress: Callable[[Progress], None]
-) -> dict[str, SplitEntry]:
-    dtype = stored_dtype(dtype_for(codec.vocab_size))
-    with writing():
-        writers = {str(split): SplitWriter(folder / split, dtype=dtype) for split in SPLITS}
+    Raises Unwritable, Damaged, and DataError when the input changed since the survey.
+    """
+    writing_pass = _Pass(corpus, survey=survey, codec=codec, journal=journal, shard_bytes=shard_bytes)
     try:
-        for batch in _batches(corpus.documents(tally=tally)):
-            token_lists = codec.encode_batch([document.text for document, _ in batch])
-            with writing():
-                for (document, digest), ids in zip(batch, token_lists, strict=True):
-                    _refuse_stray_eos(ids, document=document, eos_id=codec.eos_id)
-                    writer = writers["heldout" if survey.is_heldout(digest) else "train"]
-                    writer.add(document, token_ids=np.array([*ids, codec.eos_id], dtype=dtype), digest=digest)
-            progress(Progress("tokenizing", tally.text_bytes, survey.text_bytes))
+        writing_pass.run(crew, progress=progress)
         with writing():
-            return {split: writer.finish() for split, writer in writers.items()}
-    except BaseException:
-        for writer in writers.values():
+            splits = {split: writer.finish() for split, writer in writing_pass.writers.items()}
+            rejected = _write_rejects(journal, corpus=corpus, survey=survey)
+    finally:
+        for writer in writing_pass.writers.values():
             writer.abandon()
-        raise
+    return SourceEntry(
+        documents_sha256=survey.documents_sha256,
+        bad_records=rejected.pop("", 0),
+        duplicates=survey.num_duplicates,
+        empty=survey.num_empty,
+        splits=splits,
+        rejected=dict(sorted(rejected.items())),
+        heldout_below=f"{survey.heldout_limit:064x}",
+    )
 
 
-def _batches(documents: Iterator[tuple[Document, bytes]]) -> Iterator[list[tuple[Document, bytes]]]:
-    batch: list[tuple[Document, bytes]] = []
-    num_characters = 0
-    for document, digest in documents:
-        batch.append((document, digest))
-        num_characters += len(document.text)
-        if num_characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, num_characters = [], 0
-    if batch:
-        yield batch
+class _Pass:
+    """The writing itself, and how far it is noted."""
+
+    def __init__(self, corpus: Corpus, *, survey: Survey, codec: Tokenizer, journal: Journal, shard_bytes: int) -> None:
+        self._corpus, self._survey, self._codec, self._journal = corpus, survey, codec, journal
+        self._note = f"{corpus.source}/written"
+        noted = journal.read(self._note) or {}
+        self._place = Place(*noted.get("place", ()))
+        self._first_chunk: int = noted.get("num_chunks", 0)
+        self._done_bytes: int = noted.get("done_bytes", 0)
+        states: Mapping[str, Any] = noted.get("splits", {})
+        self.writers: dict[str, SplitWriter] = {}
+        with writing():
+            for split in SPLITS:
+                self.writers[split] = SplitWriter(
+                    journal.data / corpus.source / split,
+                    dtype=stored_dtype(dtype_for(codec.vocab_size)),
+                    files=corpus.reader.files,
+                    work=journal.work / corpus.source / split,
+                    shard_bytes=shard_bytes,
+                    state=split_state(states[split]) if split in states else None,
+                )
+
+    def run(self, crew: Crew, *, progress: Callable[[Progress], None]) -> None:
+        total_bytes = self._survey.text_bytes
+        progress(Progress("tokenizing", self._done_bytes, total_bytes))
+        num_chunks = self._first_chunk
+        for item, stored in crew.map(Encoder(self._corpus.reader, self._codec.json_bytes), self._items()):
+            num_chunks += 1
+            with writing():
+                self._add(stored)
+                if (num_chunks - self._first_chunk) % CHUNKS_PER_NOTE == 0:
+                    self._write_note(num_chunks, place=item.chunk.end)
+            progress(Progress("tokenizing", self._done_bytes, total_bytes))
+        if num_chunks != len(self._survey.chunk_rows):
+            raise input_changed(self._corpus.source)
+
+    def _items(self) -> Iterator[EncodeItem]:
+        survey = self._survey
+        row = int(survey.chunk_rows[: self._first_chunk].sum())
+        chunks = self._corpus.cutting.chunks(self._corpus.files, start=self._place)
+        for number, chunk in enumerate(chunks, start=self._first_chunk):
+            if number >= len(survey.chunk_rows):
+                raise input_changed(self._corpus.source)
+            end = row + int(survey.chunk_rows[number])
+            digests = hashlib.sha256(survey.rows["digest"][row:end].tobytes()).digest()
+            yield EncodeItem(chunk, survey.fates[row:end].tobytes(), digests)
+            row = end
+
+    def _add(self, stored: Mapping[str, Stored]) -> None:
+        for split, documents in stored.items():
+            self.writers[split].extend(documents.tokens, documents.rows)
+            self._done_bytes += int(documents.rows["text_bytes"].sum())
+
+    def _write_note(self, num_chunks: int, *, place: Place) -> None:
+        value = {
+            "place": (place.file, place.offset, place.record),
+            "num_chunks": num_chunks,
+            "done_bytes": self._done_bytes,
+            "splits": {split: writer.sync().as_json() for split, writer in self.writers.items()},
+        }
+        self._journal.note(self._note, value)
+        for writer in self.writers.values():
+            writer.forget()
 
 
-def _refuse_stray_eos(ids: Sequence[int], *, document: Document, eos_id: int) -> None:
-    if eos_id in ids:
-        raise DataError(
-            f"the tokenizer makes the EOS token {eos_id} from plain text",
-            where=f"{document.file}:{document.record}",
-            hint="documents could not be told apart: use a tokenizer whose EOS is a special token",
-        )
+def _write_rejects(journal: Journal, *, corpus: Corpus, survey: Survey) -> Counter[str]:
+    """List what was rejected; how often, by rule, and bad records under the empty name."""
+    counts: Counter[str] = Counter()
+    lines = []
+    for reject in survey.rejects():
+        counts[reject.get("rule", "")] += 1
+        lines.append(canonical(reject) + b"\n")
+    write_atomic(journal.data / corpus.source / REJECTS_NAME, b"".join(lines))
+    return counts

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from surefoot.core.errors import DataError
 
@@ -24,7 +24,10 @@ txt text md rst tex org adoc html xml csv tsv json yaml yml toml ini cfg
 py pyi c h cc cpp hpp cu rs go java kt scala js jsx ts tsx rb pl pm pod php lua r jl hs ml sh bash sql css swift el lisp clj ex erl
 """
 TEXT_SUFFIXES: Final = frozenset(f".{ending}" for ending in _TEXT_ENDINGS.split())
-_PACKED_SUFFIXES: Final = frozenset({".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".parquet"})
+PARQUET_SUFFIX: Final = ".parquet"
+Packing = Literal["", "gzip", "zstd"]
+_PACKINGS: Final[dict[str, Packing]] = {".gz": "gzip", ".zst": "zstd"}
+_UNREADABLE_SUFFIXES: Final = frozenset({".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz"})
 _STDLIB_LEFT_OUT: Final = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 
 
@@ -37,15 +40,28 @@ class CorpusFile:
     num_bytes: int
 
     @property
-    def is_jsonl(self) -> bool:
-        return self.path.suffix.lower() in JSONL_SUFFIXES
+    def packing(self) -> Packing:
+        return _PACKINGS.get(self.path.suffix.lower(), "")
+
+    @property
+    def kind(self) -> Literal["text", "jsonl", "parquet"]:
+        """What it holds once it is unpacked, by its ending."""
+        suffix = _inner_suffix(self.path)
+        if suffix == PARQUET_SUFFIX:
+            return "parquet"
+        return "jsonl" if suffix in JSONL_SUFFIXES else "text"
+
+
+def _inner_suffix(path: Path) -> str:
+    """The ending, in small letters, without that of a packing: `.jsonl` of `a.jsonl.gz`."""
+    return Path(path.stem if path.suffix.lower() in _PACKINGS else path.name).suffix.lower()
 
 
 def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]:
     """The files of `source` in their lasting order: inputs as given, each folder and pattern sorted by relative name.
 
     An input is a file, a folder, a pattern (`corpus/**/*.md`), or builtin:python-stdlib. Raises DataError when there are none, one does not
-    exist, matches or holds no file, or is packed in a way this release does not read.
+    exist, matches or holds no file, or is packed in a way this release does not read. A file that is named twice is warned about.
     """
     where = f"source {source!r}"
     if not inputs:
@@ -63,9 +79,18 @@ def list_files(inputs: Sequence[str | Path], *, source: str) -> list[CorpusFile]
     for file in files:
         if not file.name.isprintable() and _has_surrogates(file.name):
             raise DataError(f"the name {file.name!r} is not UTF-8", where=where, hint="rename the file: provenance keeps names as text")
-        if file.path.suffix.lower() in _PACKED_SUFFIXES:
-            raise DataError(f"{file.path} is packed", where=where, hint="unpack it first: this release reads plain text and JSONL")
+        if _inner_suffix(file.path) in _UNREADABLE_SUFFIXES or (file.kind == "parquet" and file.packing):
+            hint = "unpack it first: read are text and JSONL, each also as .gz and .zst, and Parquet as it is"
+            raise DataError(f"{file.path} is packed", where=where, hint=hint)
+    _warn_of_repeats(files, where=where)
     return files
+
+
+def _warn_of_repeats(files: Sequence[CorpusFile], *, where: str) -> None:
+    times = Counter(os.path.realpath(file.path) for file in files)
+    repeated = [path for path, count in times.items() if count > 1]
+    if repeated:
+        logger.warning("%s: %s is named more than once; copies of documents are dropped (%d such files)", where, repeated[0], len(repeated))
 
 
 def _has_surrogates(name: str) -> bool:
@@ -88,7 +113,8 @@ def _find(given: str, *, where: str) -> tuple[str, list[tuple[Path, str]]]:
         return _short_name(root), [(root, "")]
     texts = _text_files(root)
     if not texts:
-        raise DataError(f"{root} holds no text file", where=where, hint="a folder contributes text endings and .jsonl only")
+        hint = "a folder contributes text endings and .jsonl, each also as .gz and .zst, and .parquet"
+        raise DataError(f"{root} holds no text file", where=where, hint=hint)
     return _short_name(root), texts
 
 
@@ -110,12 +136,16 @@ def _short_name(path: Path) -> str:
 
 def _text_files(root: Path) -> list[tuple[Path, str]]:
     found = list(_walk(root))
-    texts = [(path, name) for path, name in found if path.suffix.lower() in TEXT_SUFFIXES | JSONL_SUFFIXES]
+    texts = [(path, name) for path, name in found if _is_read_in_a_folder(path)]
     left_out = Counter(path.suffix or "no ending" for path, _ in found) - Counter(path.suffix or "no ending" for path, _ in texts)
     if left_out:
         endings = ", ".join(f"{suffix} ({count})" for suffix, count in left_out.most_common(5))
         logger.warning("%s: %d files are not read, by their ending: %s", root, left_out.total(), endings)
     return texts
+
+
+def _is_read_in_a_folder(path: Path) -> bool:
+    return _inner_suffix(path) in TEXT_SUFFIXES | JSONL_SUFFIXES or path.suffix.lower() == PARQUET_SUFFIX
 
 
 def _walk(root: Path, *, leave_out: frozenset[str] = frozenset()) -> Iterator[tuple[Path, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,8 @@ from surefoot.data.corpus import CorpusFile, list_files
 INPUTS_NAME: Final = "inputs.json"
 
 
-def write_inputs(folder: Path, files: Sequence[CorpusFile]) -> None:
-    """Note the files beside the manifest. It is no part of the data's identity: the documents are."""
+def write_inputs(folder: Path, files: Mapping[str, Sequence[CorpusFile]]) -> None:
+    """Note the files of each source beside the manifest. It is no part of the data's identity: the documents are."""
     write_atomic(folder / INPUTS_NAME, dumps(_summary(files), indent=2))
 
 
@@ -30,7 +30,7 @@ def changed_inputs(path: Path, sources: Sequence[SourceSection]) -> str | None:
     """
     try:
         before = json.loads((path / INPUTS_NAME).read_bytes())
-        files = [file for source in sources for file in list_files(source.files, source=source.name)]
+        files = {source.name: list_files(source.files, source=source.name) for source in sources}
     except (OSError, ValueError, DataError):
         return None
     now = _summary(files)
@@ -38,10 +38,13 @@ def changed_inputs(path: Path, sources: Sequence[SourceSection]) -> str | None:
         return None
     return (
         f"the data in {path} was prepared from {before.get('num_files')} files ({show_bytes(before.get('num_bytes', 0))}), "
-        f"[[data.sources]] now names {now['num_files']} ({show_bytes(sum(file.num_bytes for file in files))}) with other names or sizes"
+        f"[[data.sources]] now names {now['num_files']} ({show_bytes(int(str(now['num_bytes'])))}) with other names or sizes"
     )
 
 
-def _summary(files: Sequence[CorpusFile]) -> dict[str, object]:
-    listed = sorted([file.name, file.num_bytes] for file in files)
-    return {"num_files": len(files), "num_bytes": sum(file.num_bytes for file in files), "sha256": sha256_json(listed)}
+def _summary(files: Mapping[str, Sequence[CorpusFile]]) -> dict[str, object]:
+    """A single source goes without its name, as it always did."""
+    of_sources = [sorted([file.name, file.num_bytes] for file in of_source) for of_source in files.values()]
+    listed = of_sources[0] if len(files) == 1 else sorted(zip(files, of_sources, strict=True))
+    every = [file for of_source in files.values() for file in of_source]
+    return {"num_files": len(every), "num_bytes": sum(file.num_bytes for file in every), "sha256": sha256_json(listed)}

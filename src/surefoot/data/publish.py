@@ -14,6 +14,7 @@ from pathlib import Path
 from surefoot.core.durable import fsync_dir
 from surefoot.core.errors import DataError
 from surefoot.core.units import show_bytes
+from surefoot.data.crew import WorkerLost
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -37,10 +38,11 @@ def writing() -> Iterator[None]:
 
 @contextmanager
 def folder_in_making(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, for this process alone. `publish` it before leaving: what is not published is removed.
+    """A hidden folder beside `out`, for this process alone; what it holds is what an interrupted call left in it.
 
-    A kill leaves only this hidden folder, which the next call clears. Raises DataError when another live process is at it, when the
-    place cannot be written, and, naming the bytes that are free, when the disk is full.
+    A failure removes it. A kill, Ctrl-C, a signal that ends the process and a lost worker leave it, so that the next call can go on.
+    Raises DataError when another live process is at it, when the place cannot be written, and, naming the bytes that are free, when the
+    disk is full.
     """
     folder = out.with_name(f".{out.name}.preparing")
     try:
@@ -49,6 +51,7 @@ def folder_in_making(out: Path) -> Iterator[Path]:
         lock = _take_folder(folder, out=out)
     except OSError as error:
         raise _as_data_error(error, out=out) from error
+    is_kept = False
     try:
         with writing():
             _mend_replacement(out)
@@ -56,8 +59,12 @@ def folder_in_making(out: Path) -> Iterator[Path]:
     except Unwritable as failure:
         shutil.rmtree(folder, ignore_errors=True)
         raise _as_data_error(failure.error, out=out) from failure.error
+    except (KeyboardInterrupt, SystemExit, WorkerLost):
+        is_kept = True
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
         with contextlib.suppress(OSError):  # parents made here go again, unless something was published in them
             for parent in new_parents:
@@ -91,7 +98,7 @@ def refuse_too_small(out: Path, *, needed_bytes: int) -> None:
 
 
 def _take_folder(folder: Path, *, out: Path) -> int:
-    """Create and lock `folder`, emptied of what a killed process left. The lock goes with the process, so a kill frees it."""
+    """Create and lock `folder`. The lock goes with the process, so a kill frees it."""
     while True:
         folder.mkdir(exist_ok=True)
         try:
@@ -109,8 +116,6 @@ def _take_folder(folder: Path, *, out: Path) -> int:
         except FileNotFoundError:
             still_there = False
         if still_there:
-            for entry in folder.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
             return lock
         os.close(lock)
 

@@ -3,51 +3,121 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import os
+import hashlib
 from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from surefoot.core.durable import write_atomic
 from surefoot.core.hashing import sha256_file
+from surefoot.core.strict_json import dumps, loads
 from surefoot.data.documents import Document
-from surefoot.data.manifest import ShardEntry, SplitEntry
-from surefoot.data.shards import BLOCK_BYTES, HEADER_BYTES, LEN_STRIDE, pack_header
+from surefoot.data.journal import Damaged, Mark, Spool, mark_from_json, mark_json
+from surefoot.data.manifest import FileEntry, ShardEntry, SplitEntry
+from surefoot.data.quality.minhash import signatures
+from surefoot.data.shards import BLOCK_BYTES, HEADER_BYTES, pack_header
+from surefoot.data.stored_rows import ROW, Rows, index_file, lengths_file, origins_file, signatures_file
 
 SHARD_BYTES: Final = 1 << 30
 
 
-class SplitWriter:
-    """Appends documents to numbered shards in `folder`; a shard is closed by the first document that fills it."""
+@dataclass(frozen=True, slots=True)
+class SplitState:
+    """How far a split is on disk: shards that are closed, and what is good of the tokens and the rows of the open one."""
 
-    def __init__(self, folder: Path, *, dtype: np.dtype[Any], shard_bytes: int = SHARD_BYTES) -> None:
-        self._folder = folder
+    num_closed: int
+    text_bytes: int
+    tokens: Mark | None = None
+    rows: Mark | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens": mark_json(self.tokens), "rows": mark_json(self.rows)}
+
+
+def split_state(value: Mapping[str, Any]) -> SplitState:
+    return SplitState(**{**value, "tokens": mark_from_json(value["tokens"]), "rows": mark_from_json(value["rows"])})
+
+
+class SplitWriter:
+    """Appends documents to numbered shards in `folder`; a shard is closed by the first document that fills it.
+
+    `files` are the names that rows number. What is only needed until the end lies in `work`. With the `state` that an earlier writer
+    synced, this one goes on there: raises Damaged when that is not what lies on disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: np.dtype[Any],
+        files: Sequence[str] = (),
+        work: Path | None = None,
+        shard_bytes: int = SHARD_BYTES,
+        state: SplitState | None = None,
+    ) -> None:
+        self._folder, self._work = folder, work or folder
         self._dtype = dtype
+        self._files = list(files)
         self._shard_bytes = shard_bytes
-        self._shard: _ShardWriter | None = None
-        self._entries: list[ShardEntry] = []
-        self._text_bytes = 0
-        folder.mkdir(parents=True)
+        self._closed_rows: list[Path] = []
+        for needed in (folder, self._work):
+            needed.mkdir(parents=True, exist_ok=True)
+        self._text_bytes = state.text_bytes if state else 0
+        self._entries = [self._read_entry(number) for number in range(state.num_closed)] if state else []
+        self._shard = self._open(state) if state and state.tokens else None
+
+    def extend(self, tokens: npt.NDArray[Any], rows: Rows) -> None:
+        """Append documents: their tokens in one piece, each ending in EOS, and a row each."""
+        self._text_bytes += int(rows["text_bytes"].sum(dtype=np.int64))
+        ends = np.cumsum(rows["tokens"], dtype=np.int64)
+        first_row, first_token = 0, 0
+        while first_row < len(rows):
+            if self._shard is None:
+                self._shard = self._open(None)
+            room = -(-(self._shard_bytes - self._shard.num_token_bytes) // self._dtype.itemsize)
+            end_row = min(len(rows), int(np.searchsorted(ends, first_token + room)) + 1)
+            end_token = int(ends[end_row - 1])
+            self._shard.extend(tokens[first_token:end_token], rows[first_row:end_row])
+            if self._shard.num_token_bytes >= self._shard_bytes:
+                self._close_shard()
+            first_row, first_token = end_row, end_token
 
     def add(self, document: Document, *, token_ids: npt.NDArray[Any], digest: bytes) -> None:
         """Append one document. `token_ids` ends in EOS and `digest` is the sha256 of its text."""
-        if self._shard is None:
-            self._shard = _ShardWriter(self._folder, name=f"{len(self._entries):05d}", dtype=self._dtype)
-        self._shard.add(document, token_ids=token_ids, digest=digest)
-        self._text_bytes += len(document.text.encode())
-        if self._shard.num_token_bytes >= self._shard_bytes:
-            self._finish_shard()
+        if document.file not in self._files:
+            self._files.append(document.file)
+        row = np.zeros(1, dtype=ROW)
+        row["hash"] = np.frombuffer(digest[:16], dtype=np.uint8)
+        row["file"], row["record"] = self._files.index(document.file), document.record
+        row["offset"], row["length"] = document.byte_offset, document.byte_length
+        row["tokens"], row["text_bytes"] = len(token_ids), len(document.text.encode())
+        stored = token_ids.astype(self._dtype)
+        row["signature"] = signatures([stored])
+        self.extend(stored, row)
+
+    def sync(self) -> SplitState:
+        """Everything so far on disk, and the state that another writer goes on from."""
+        tokens, rows = self._shard.sync() if self._shard else (None, None)
+        return SplitState(num_closed=len(self._entries), text_bytes=self._text_bytes, tokens=tokens, rows=rows)
+
+    def forget(self) -> None:
+        """The last state is kept by the caller: rows of shards that were closed before it are not needed any more."""
+        while self._closed_rows:
+            self._closed_rows.pop().unlink(missing_ok=True)
 
     def finish(self) -> SplitEntry:
         """Close the last shard, with everything on disk. OSError when the disk is full."""
-        self._finish_shard()
+        self._close_shard()
+        if self._work == self._folder:
+            self.forget()
+            for number in range(len(self._entries)):
+                self._entry_path(number).unlink()
         return SplitEntry(
             shards=tuple(self._entries),
             tokens=sum(entry.tokens for entry in self._entries),
@@ -56,98 +126,109 @@ class SplitWriter:
         )
 
     def abandon(self) -> None:
-        """Release the open file after a failure; what was written is worthless."""
+        """Release the open files, as after a failure."""
         if self._shard is not None:
             self._shard.abandon()
 
-    def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self._entries.append(self._shard.finish())
-            self._shard = None
+    def _open(self, state: SplitState | None) -> _ShardWriter:
+        name = f"{len(self._entries):05d}"
+        tokens, rows = (state.tokens, state.rows) if state else (None, None)
+        return _ShardWriter(self._folder, name=name, rows=self._rows_path(name), dtype=self._dtype, marks=(tokens, rows))
+
+    def _close_shard(self) -> None:
+        if self._shard is None:
+            return
+        entry = self._shard.finish(files=self._files)
+        write_atomic(self._entry_path(len(self._entries)), dumps(entry))
+        self._closed_rows.append(self._rows_path(entry.name))
+        self._entries.append(entry)
+        self._shard = None
+
+    def _rows_path(self, name: str) -> Path:
+        return self._work / f"{name}.rows"
+
+    def _entry_path(self, number: int) -> Path:
+        return self._work / f"{number:05d}.json"
+
+    def _read_entry(self, number: int) -> ShardEntry:
+        """Of a closed shard, what was noted when it was closed. Sizes are compared; bytes are checked when they are read."""
+        try:
+            value = loads(self._entry_path(number).read_bytes())
+            entry = ShardEntry(**{**value, "files": {suffix: FileEntry(**file) for suffix, file in value["files"].items()}})
+            sizes = {"tok": entry.bytes, **{suffix: file.bytes for suffix, file in entry.files.items()}}
+            if all((self._folder / f"{entry.name}.{suffix}").stat().st_size == size for suffix, size in sizes.items()):
+                return entry
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"shard {number} cannot be read: {error}") from error
+        raise Damaged(f"shard {number} is not what was written")
 
 
 class _ShardWriter:
-    def __init__(self, folder: Path, *, name: str, dtype: np.dtype[Any]) -> None:
+    """One open shard: its tokens with their checksums, and a row per document."""
+
+    def __init__(self, folder: Path, *, name: str, rows: Path, dtype: np.dtype[Any], marks: tuple[Mark | None, Mark | None]) -> None:
         self._base = folder / name
         self._name = name
         self._dtype = dtype
-        self._file: BinaryIO = self._base.with_suffix(".tok").open("wb")
-        self._file.write(bytes(HEADER_BYTES))
-        self._pending = bytearray()
-        self._sums = array("Q")
-        self._lengths = array("I")
-        self._provenance = _Provenance()
-        self.num_token_bytes = 0
+        self._tokens = Spool(self._base.with_suffix(".tok"), mark=marks[0], header_bytes=HEADER_BYTES)
+        self._rows = Spool(rows, mark=marks[1])
+        self._sums, self._partial = array("Q"), b""
+        if marks[0]:
+            self._add_sums(self._tokens.read())
 
-    def add(self, document: Document, *, token_ids: npt.NDArray[Any], digest: bytes) -> None:
-        self._pending += token_ids.astype(self._dtype).tobytes()
-        self._lengths.append(len(token_ids))
-        self._provenance.add(document, digest=digest)
-        self.num_token_bytes += len(token_ids) * self._dtype.itemsize
-        whole = len(self._pending) // BLOCK_BYTES * BLOCK_BYTES
-        self._write_blocks(bytes(self._pending[:whole]))
-        del self._pending[:whole]
+    @property
+    def num_token_bytes(self) -> int:
+        return self._tokens.num_bytes
 
-    def finish(self) -> ShardEntry:
-        self._write_blocks(bytes(self._pending))
+    def extend(self, tokens: npt.NDArray[Any], rows: Rows) -> None:
+        data = tokens.astype(self._dtype, copy=False).tobytes()
+        self._tokens.append(data)
+        self._add_sums(data)
+        self._rows.append(rows.tobytes())
+
+    def sync(self) -> tuple[Mark, Mark]:
+        return self._tokens.sync(), self._rows.sync()
+
+    def finish(self, *, files: Sequence[str]) -> ShardEntry:
+        rows = np.frombuffer(self._rows.read(), dtype=ROW)
+        if self._partial:
+            self._sums.append(xxhash.xxh3_64_intdigest(self._partial))
         num_tokens = self.num_token_bytes // self._dtype.itemsize
-        self._file.seek(0)
-        self._file.write(pack_header(token_bytes=self._dtype.itemsize, num_tokens=num_tokens, num_docs=len(self._lengths)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        write_atomic(self._base.with_suffix(".sum"), np.array(self._sums, dtype="<u8").tobytes())
-        write_atomic(self._base.with_suffix(".len"), _pack_lengths(self._lengths))
-        write_atomic(self._base.with_suffix(".src.parquet"), self._provenance.as_parquet())
+        header = pack_header(token_bytes=self._dtype.itemsize, num_tokens=num_tokens, num_docs=len(rows))
+        self._tokens.file.seek(0)
+        self._tokens.file.write(header)
+        self._tokens.sync()
+        self.abandon()
+        beside = {
+            "sum": np.array(self._sums, dtype="<u8").tobytes(),
+            "len": lengths_file(rows),
+            "idx": index_file(rows),
+            "sig": signatures_file(rows),
+            "src.parquet": origins_file(rows, files=files),
+        }
         path = self._base.with_suffix(".tok")
-        return ShardEntry(name=self._name, tokens=num_tokens, docs=len(self._lengths), bytes=path.stat().st_size, sha256=sha256_file(path))
+        return ShardEntry(
+            name=self._name,
+            tokens=num_tokens,
+            docs=len(rows),
+            bytes=path.stat().st_size,
+            sha256=sha256_file(path),
+            files={suffix: self._write(suffix, data) for suffix, data in beside.items()},
+        )
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
-            self._file.close()
+        for spool in (self._tokens, self._rows):
+            with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+                spool.close()
 
-    def _write_blocks(self, data: bytes) -> None:
-        self._file.write(data)
-        view = memoryview(data)
-        for begin in range(0, len(data), BLOCK_BYTES):
+    def _write(self, suffix: str, data: bytes) -> FileEntry:
+        write_atomic(self._base.with_suffix(f".{suffix}"), data)
+        return FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def _add_sums(self, data: bytes) -> None:
+        """Checksums of whole blocks; what is left begins the next one."""
+        view = memoryview(self._partial + data) if self._partial else memoryview(data)
+        whole = len(view) // BLOCK_BYTES * BLOCK_BYTES
+        for begin in range(0, whole, BLOCK_BYTES):
             self._sums.append(xxhash.xxh3_64_intdigest(view[begin : begin + BLOCK_BYTES]))
-
-
-class _Provenance:
-    """Columns of `.src.parquet`: doc_hash (first 16 bytes of the sha256), file, record, byte_offset, byte_length."""
-
-    def __init__(self) -> None:
-        self._hashes = bytearray()
-        self._file_numbers = array("i")
-        self._files: dict[str, int] = {}
-        self._records, self._offsets, self._lengths = array("q"), array("q"), array("q")
-
-    def add(self, document: Document, *, digest: bytes) -> None:
-        self._hashes += digest[:16]
-        self._file_numbers.append(self._files.setdefault(document.file, len(self._files)))
-        self._records.append(document.record)
-        self._offsets.append(document.byte_offset)
-        self._lengths.append(document.byte_length)
-
-    def as_parquet(self) -> bytes:
-        num_rows = len(self._records)
-        files = pa.DictionaryArray.from_arrays(
-            pa.array(np.array(self._file_numbers, dtype=np.int32)), pa.array(list(self._files), pa.string())
-        )
-        columns = {
-            "doc_hash": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), num_rows, [None, pa.py_buffer(bytes(self._hashes))]),
-            "file": files,
-            "record": pa.array(np.array(self._records, dtype=np.int64)),
-            "byte_offset": pa.array(np.array(self._offsets, dtype=np.int64)),
-            "byte_length": pa.array(np.array(self._lengths, dtype=np.int64)),
-        }
-        sink = io.BytesIO()
-        pq.write_table(pa.table(columns), sink, compression="zstd")
-        return sink.getvalue()
-
-
-def _pack_lengths(lengths: array[int]) -> bytes:
-    counts = np.array(lengths, dtype="<u4")
-    firsts = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(counts, dtype=np.uint64)])[: len(counts)]
-    data = counts.tobytes()
-    return data + bytes(-len(data) % 8) + firsts[::LEN_STRIDE].astype("<u8").tobytes()
+        self._partial = bytes(view[whole:])

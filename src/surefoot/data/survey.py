@@ -1,21 +1,37 @@
-"""The first pass over a corpus: read everything, name what is bad, and settle which documents are held out, before anything is written."""
+"""The first pass over a corpus: read all of it, name what is bad, and settle which documents are trained on, before a token is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import DataError
+from surefoot.core.strict_json import canonical, loads
 from surefoot.core.units import show_bytes
-from surefoot.data.corpus import CorpusFile
-from surefoot.data.documents import Document, OnBadRecord, Tally, distinct_documents
+from surefoot.data.choosing import below, first_ones, heldout_limit
+from surefoot.data.crew import Crew
+from surefoot.data.journal import Journal, Spool, mark_from_json, mark_json
+from surefoot.data.parts import Chunk, Place
+from surefoot.data.publish import writing
+from surefoot.data.reader import Corpus
+from surefoot.data.surveyor import SURVEY_ROW, ChunkSurvey, surveyor_of
+
+LEFT_OUT, TRAINED_ON, HELD_OUT = 0, 1, 2
+CHUNKS_PER_NOTE: Final = 8  # a note waits for the disk several times
+_ROWS_AT_ONCE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage of preparing is, in bytes of text. While reading, the total is the size of the files, JSON and copies included."""
+    """How far a stage of preparing is: while reading in bytes of the files, then in bytes of the text that is kept."""
 
     stage: Literal["reading", "training tokenizer", "tokenizing"]
     done_bytes: int
@@ -26,7 +42,7 @@ class Progress:
 
 
 def paced(tell: Callable[[Progress], None], *, interval_s: float = 2.0, clock: Clock | None = None) -> Callable[[Progress], None]:
-    """`tell`, called at the start of each stage and then at most every `interval_s`: work reports after every document."""
+    """`tell`, called at the start of each stage and then at most every `interval_s`: work reports after every chunk."""
     clock = clock or SystemClock()
     stage, told_s = "", 0.0
 
@@ -40,70 +56,149 @@ def paced(tell: Callable[[Progress], None], *, interval_s: float = 2.0, clock: C
     return tell_sometimes
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """How to read one source, again and again in the same order. `skip_command` is for the error about a bad record."""
-
-    source: str
-    files: Sequence[CorpusFile]
-    text_field: str
-    on_bad_record: OnBadRecord
-    skip_command: str
-
-    def documents(self, *, tally: Tally) -> Iterator[tuple[Document, bytes]]:
-        """One pass: the documents that count with their sha256; `tally` is filled on the way."""
-        return distinct_documents(
-            self.files,
-            source=self.source,
-            text_field=self.text_field,
-            on_bad_record=self.on_bad_record,
-            skip_command=self.skip_command,
-            tally=tally,
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Survey:
-    """What is in a corpus. `heldout_limit` splits it: a document whose sha256, as a number, lies below it is held out."""
+    """What is in a corpus. A document whose sha256, as a number, lies below `heldout_limit` is held out.
+
+    `fates` says what becomes of each document that was read, LEFT_OUT, TRAINED_ON or HELD_OUT; `chunk_rows` how many a chunk has. What was
+    read of them stays in `folder`.
+    """
 
     num_documents: int
+    num_duplicates: int
+    num_empty: int
     text_bytes: int
     documents_sha256: str
     heldout_fraction: float
     heldout_limit: int
+    fates: npt.NDArray[np.uint8]
+    chunk_rows: npt.NDArray[np.uint32]
+    folder: Path
 
     def is_heldout(self, digest: bytes) -> bool:
         return int.from_bytes(digest, "big") < self.heldout_limit
 
+    @cached_property
+    def rows(self) -> npt.NDArray[Any]:
+        """A SURVEY_ROW per document that was read, mapped from the disk."""
+        return _map_rows(self.folder)
 
-def take_survey(corpus: Corpus, *, heldout_fraction: float, progress: Callable[[Progress], None]) -> Survey:
-    """Read the whole corpus once. Raises DataError for a bad record (unless they are skipped) and for a corpus without a document."""
-    tally = Tally()
-    total_bytes = sum(file.num_bytes for file in corpus.files)
-    fraction_limit = int(heldout_fraction * 2**64) << 192
-    smallest, largest, num_below = 1 << 256, 0, 0
-    for _, digest in corpus.documents(tally=tally):
-        value = int.from_bytes(digest, "big")
-        smallest, largest = min(smallest, value), max(largest, value)
-        num_below += value < fraction_limit
-        progress(Progress("reading", tally.text_bytes, total_bytes))
-    if not tally.num_documents:
+    def rejects(self) -> Iterator[dict[str, Any]]:
+        """What was rejected, in order. Of a document that a rule dropped copies are not told."""
+        told: set[str] = set()
+        with (self.folder / "survey.rejects").open("rb") as lines:
+            for line in lines:
+                reject = loads(line)
+                document = reject.get("document")
+                if document is None or document not in told:
+                    yield reject
+                told.add(document)
+
+
+def take_survey(corpus: Corpus, *, heldout_fraction: float, journal: Journal, crew: Crew, progress: Callable[[Progress], None]) -> Survey:
+    """Read the whole corpus once; what an interrupted call has read is not read again.
+
+    Raises DataError for a bad record (unless they are skipped) and for a corpus without a document; Damaged.
+    """
+    pass_ = _Pass(corpus, journal=journal)
+    if not pass_.is_done:
+        pass_.run(crew, progress=progress)
+    rows = _map_rows(pass_.folder)
+    digests = rows["digest"]
+    is_first = first_ones(digests)
+    kept = is_first & (rows["rejected"] == 0)
+    if not kept.any():
         raise DataError(
-            f"no document in {len(corpus.files)} files ({tally.num_empty} empty, {len(tally.bad_records)} bad records)",
+            f"no document in {len(corpus.files)} files ({pass_.num_empty} empty, {pass_.num_bad} bad records, "
+            f"{int(rows['rejected'].sum())} dropped by rules)",
             where=f"source {corpus.source!r}",
             hint="an empty corpus cannot be trained on: check the input and --text-field",
         )
-    limit = fraction_limit
-    if heldout_fraction == 0 or tally.num_documents == 1:
-        limit = 0
-    elif num_below == 0:
-        limit = smallest + 1
-    elif num_below == tally.num_documents:
-        limit = largest
+    limit = heldout_limit(digests, kept=kept, fraction=heldout_fraction)
     return Survey(
-        num_documents=tally.num_documents,
-        text_bytes=tally.text_bytes,
-        documents_sha256=tally.documents_sha256,
+        num_documents=int(kept.sum()),
+        num_duplicates=int((~is_first).sum()),
+        num_empty=pass_.num_empty,
+        text_bytes=int(rows["text_bytes"][kept].sum(dtype=np.int64)),
+        documents_sha256=_sha256_of(digests, kept=kept),
         heldout_fraction=heldout_fraction,
         heldout_limit=limit,
+        fates=np.where(kept, np.where(below(digests, limit), HELD_OUT, TRAINED_ON), LEFT_OUT).astype(np.uint8),
+        chunk_rows=np.fromfile(pass_.folder / "survey.counts", dtype="<u4"),
+        folder=pass_.folder,
     )
+
+
+class _Pass:
+    """The reading itself, and how far it is noted."""
+
+    def __init__(self, corpus: Corpus, *, journal: Journal) -> None:
+        self._corpus, self._journal = corpus, journal
+        self._note = f"{corpus.source}/survey"
+        self.folder = journal.work / corpus.source
+        self.folder.mkdir(exist_ok=True)
+        noted = journal.read(self._note) or {}
+        self._place = Place(*noted.get("place", ()))
+        self._done_bytes: int = noted.get("done_bytes", 0)
+        self.num_empty: int = noted.get("num_empty", 0)
+        self.num_bad: int = noted.get("num_bad", 0)
+        self.is_done: bool = noted.get("is_done", False)
+        marks = noted.get("marks", {})
+        self._spools = {
+            name: Spool(self.folder / f"survey.{name}", mark=mark_from_json(marks.get(name))) for name in ("rows", "counts", "rejects")
+        }
+
+    def run(self, crew: Crew, *, progress: Callable[[Progress], None]) -> None:
+        corpus = self._corpus
+        chunks = corpus.cutting.chunks(corpus.files, start=self._place)
+        progress(Progress("reading", self._done_bytes, corpus.num_bytes))
+        try:
+            for number, (chunk, found) in enumerate(crew.map(surveyor_of(corpus), chunks), start=1):
+                self._add(chunk, found)
+                progress(Progress("reading", self._done_bytes, corpus.num_bytes))
+                if number % CHUNKS_PER_NOTE == 0:
+                    self._write_note()
+            self.is_done = True
+            self._write_note()
+        finally:
+            for spool in self._spools.values():
+                spool.close()
+
+    def _add(self, chunk: Chunk, found: ChunkSurvey) -> None:
+        bad = found.bad_records
+        if bad and self._corpus.on_bad_record == "fail":
+            raise bad[0].as_error(skip_command=self._corpus.skip_command)
+        with writing():
+            self._spools["rows"].append(found.rows.tobytes())
+            self._spools["counts"].append(np.array([len(found.rows)], dtype="<u4").tobytes())
+            self._spools["rejects"].append(b"".join(canonical(reject) + b"\n" for reject in found.rejects))
+        self.num_empty += found.num_empty
+        self.num_bad += len(bad)
+        self._place, self._done_bytes = chunk.end, chunk.done_bytes
+
+    def _write_note(self) -> None:
+        value = {
+            "place": (self._place.file, self._place.offset, self._place.record),
+            "done_bytes": self._done_bytes,
+            "num_empty": self.num_empty,
+            "num_bad": self.num_bad,
+            "is_done": self.is_done,
+        }
+        with writing():
+            marks = {name: mark_json(spool.sync()) for name, spool in self._spools.items()}
+            self._journal.note(self._note, {**value, "marks": marks})
+
+
+def _map_rows(folder: Path) -> npt.NDArray[Any]:
+    path = folder / "survey.rows"
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype=SURVEY_ROW)
+    return np.memmap(path, dtype=SURVEY_ROW, mode="r")
+
+
+def _sha256_of(digests: npt.NDArray[np.uint8], *, kept: npt.NDArray[np.bool_]) -> str:
+    hash_ = hashlib.sha256()
+    for first in range(0, len(digests), _ROWS_AT_ONCE):
+        here = slice(first, first + _ROWS_AT_ONCE)
+        hash_.update(digests[here][kept[here]].tobytes())
+    return hash_.hexdigest()

@@ -9,7 +9,7 @@ import pytest
 
 from surefoot.core.errors import DataError
 from surefoot.data.corpus import PYTHON_STDLIB, list_files
-from surefoot.data.documents import BadRecord, Document, OnBadRecord, Tally, distinct_documents, read_documents
+from surefoot.data.documents import BadRecord, Document, read_documents
 
 
 def read(path: Path, **settings: Any) -> tuple[list[Document], list[BadRecord]]:
@@ -111,11 +111,14 @@ def test_a_pattern_that_matches_no_file_is_named(tmp_path: Path, pattern: str, h
 
 def test_missing_empty_and_packed_inputs_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "a.jsonl.gz").write_bytes(b"x")
+    for name in ("a.jsonl.xz", "a.tar.gz", "a.parquet.zst"):
+        (tmp_path / name).write_bytes(b"x")
     for given, message in (
         (tmp_path / "none", "does not exist"),
         (tmp_path / "empty", "no text file"),
-        (tmp_path / "a.jsonl.gz", "packed"),
+        (tmp_path / "a.jsonl.xz", "packed"),
+        (tmp_path / "a.tar.gz", "packed"),
+        (tmp_path / "a.parquet.zst", "packed"),
     ):
         with pytest.raises(DataError, match=message):
             list_files([given], source="text")
@@ -176,34 +179,3 @@ def test_a_text_file_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> No
     documents, bad = read(tmp_path / "a.txt")
     assert not documents
     assert (bad[0].line, bad[0].reason) == (3, "not UTF-8: byte 0xb1 at offset 8")
-
-
-def tally_of(path: Path, *, on_bad_record: OnBadRecord) -> tuple[list[str], Tally]:
-    tally = Tally()
-    files = list_files([path], source="text")
-    documents = distinct_documents(
-        files, source="text", text_field="text", on_bad_record=on_bad_record, skip_command="leave them out", tally=tally
-    )
-    return [document.text for document, _ in documents], tally
-
-
-def test_copies_and_empty_documents_are_dropped_and_counted(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", *(json.dumps({"text": text}).encode() for text in ("a", "b", "a", "", " \n", "b", "c")))
-    texts, tally = tally_of(path, on_bad_record="fail")
-    assert texts == ["a", "b", "c"]
-    assert (tally.num_documents, tally.num_duplicates, tally.num_empty, tally.text_bytes) == (3, 2, 2, 3)
-
-
-def test_fail_stops_at_the_first_bad_record_and_says_where(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", b'{"text": "good"}', b"{", b"{")
-    with pytest.raises(DataError, match="broken JSON") as caught:
-        tally_of(path, on_bad_record="fail")
-    assert caught.value.where == "a.jsonl:2"
-    assert "`leave them out`" in caught.value.hint
-
-
-def test_skip_counts_bad_records(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", b'{"text": "good"}', b"{", b"{")
-    texts, tally = tally_of(path, on_bad_record="skip")
-    assert texts == ["good"]
-    assert [bad.line for bad in tally.bad_records] == [2, 3]

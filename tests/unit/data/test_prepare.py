@@ -23,12 +23,13 @@ from surefoot.core.clock import ManualClock
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.sections import SourceSection
 from surefoot.core.version import __version__
-from surefoot.data.corpus import list_files
+from surefoot.data.choosing import heldout_limit
 from surefoot.data.documents import OnBadRecord
 from surefoot.data.manifest import Manifest, Split, load_manifest
-from surefoot.data.prepare import check_prepared, prepare, prepare_command
+from surefoot.data.prepare import prepare
+from surefoot.data.prepared import check_prepared, prepare_command
 from surefoot.data.shards import TokenStore
-from surefoot.data.survey import Corpus, Progress, paced, take_survey
+from surefoot.data.survey import Progress, paced
 from surefoot.data.tokenizer import bytes_tokenizer, load_tokenizer
 
 # Prepares argv[1] into argv[2], says each stage, and waits at the tokenizing stage for a line that never comes.
@@ -111,9 +112,9 @@ def test_the_same_input_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) ->
     assert sorted(first) == [
         "inputs.json",
         "manifest.json",
-        *(f"text/heldout/00000.{suffix}" for suffix in ("len", "src.parquet", "sum", "tok")),
+        *(f"text/heldout/00000.{suffix}" for suffix in ("idx", "len", "sig", "src.parquet", "sum", "tok")),
         "text/rejects.jsonl",
-        *(f"text/train/00000.{suffix}" for suffix in ("len", "src.parquet", "sum", "tok")),
+        *(f"text/train/00000.{suffix}" for suffix in ("idx", "len", "sig", "src.parquet", "sum", "tok")),
         "tokenizer.json",
     ]
     assert not [name for name, data in first.items() if str(tmp_path).encode() in data]
@@ -170,7 +171,7 @@ def test_the_cure_for_a_bad_record_is_a_command_that_works(tmp_path: Path) -> No
 
 def test_of_many_inputs_the_command_names_one() -> None:
     section = SourceSection(files=tuple(f"{number}.txt" for number in range(9)))
-    command = prepare_command(section, out="out", tokenizer="bytes", heldout_fraction=0.0)
+    command = prepare_command([section], out="out", tokenizer="bytes", heldout_fraction=0.0)
     assert command == "surefoot data prepare 0.txt ... --out out --name text --tokenizer bytes --heldout-fraction 0.0"
 
 
@@ -202,9 +203,9 @@ def test_a_tokenizer_is_trained_without_the_held_out_documents(tmp_path: Path) -
     for number in range(200):  # find a prefix under which the odd document is the one held out
         path = write_texts(tmp_path / "b.jsonl", [f"{number} {text}" for text in texts])
         limit = 1e-9
-        corpus = Corpus(source="text", files=list_files([path], source="text"), text_field="text", on_bad_record="fail", skip_command="")
-        survey = take_survey(corpus, heldout_fraction=limit, progress=lambda _: None)
-        if survey.is_heldout(hashlib.sha256(f"{number} {texts[-1]}".encode()).digest()):
+        digests = np.array([list(hashlib.sha256(f"{number} {text}".encode()).digest()) for text in texts], dtype=np.uint8)
+        bound = heldout_limit(digests, kept=np.ones(len(texts), dtype=np.bool_), fraction=limit)
+        if int.from_bytes(digests[-1].tobytes(), "big") < bound:
             break
     prepare_file(path, tmp_path / "held", tokenizer="bpe:300", heldout_fraction=limit)
     assert texts_in(tmp_path / "held", split="heldout") == [f"{number} {texts[-1]}"]
@@ -259,10 +260,15 @@ def test_damaged_data_is_found_when_preparing_again_and_mended_by_force(tmp_path
     assert texts_in(tmp_path / "out", split="train") == TEXTS[:10]
 
 
-def test_several_sources_and_none_are_refused(tmp_path: Path) -> None:
-    for sources, message in ((("a", "b"), "mixtures are not in this release"), ((), "no source"), (("../up",), "cannot name a source")):
+def test_sources_without_a_name_of_their_own_and_none_are_refused(tmp_path: Path) -> None:
+    for names, message in (
+        (("a", "a"), "2 sources are named 'a'"),
+        ((), "no source"),
+        (("../up",), "cannot name"),
+        ((".x",), "cannot name"),
+    ):
         with pytest.raises(DataError, match=message):
-            prepare([SourceSection(name=name, files=("x",)) for name in sources], out=tmp_path / "out")
+            prepare([SourceSection(name=name, files=("x",)) for name in names], out=tmp_path / "out")
 
 
 def test_a_fraction_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -317,12 +323,16 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["a.jsonl", "out"]
 
 
-def test_a_signal_removes_what_was_begun(tmp_path: Path) -> None:
+def test_a_signal_leaves_what_the_next_call_goes_on_from(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.jsonl", TEXTS)
     with waiting_prepare(path, tmp_path / "deep" / "out") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 75
-    assert names_in(tmp_path) == ["a.jsonl"]
+    assert names_in(tmp_path / "deep") == [".out.preparing"]
+    told: list[Progress] = []
+    prepare_file(path, tmp_path / "deep" / "out", heldout_fraction=0.01, progress=told.append)
+    assert (told[0].stage, told[0].done_bytes) == ("tokenizing", 0)
+    assert names_in(tmp_path / "deep") == ["out"]
 
 
 def test_a_second_process_at_the_same_place_is_refused(tmp_path: Path) -> None:
