@@ -118,12 +118,13 @@ def when_it_holds(run: RunData, block: Block) -> str:
             what = f"the run has gone past them: it is at sample {next_sample}"
             raise ConfigError(what, where=f"samples {block.name}", hint=f"stop the run, ask again, and go back: {back}")
         return f"it holds when the run goes back before them, and is refused else: {back}"
-    since = f"from sample {max(next_sample, block.effective_sample)} on"
+    first = max(next_sample, block.effective_sample, block.samples[0] if block.samples else 0)
+    since = f"skipping samples {first} to {block.samples[1] - 1}" if block.samples else f"from sample {first} on"
     if is_live:
-        return f"the running job takes it within some steps, to hold {since} or shortly after"
+        return f"the running job takes it within some steps: {since}, or as soon after as it comes to it"
     if run.finished:
-        return f"the run is finished: it holds when the run goes on, {since}, or before that when it goes back (`--resume-from`)"
-    return f"the next start takes it, to hold {since}; one that goes back (`--resume-from`) has it hold from there"
+        return f"the run is finished: it holds when the run goes on, {since}; one that goes back (`--resume-from`) has it hold from there"
+    return f"the next start takes it: {since}; one that goes back (`--resume-from`) has it hold from there"
 
 
 def already_there(run: RunData, block: Block) -> int | None:
