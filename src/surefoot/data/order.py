@@ -5,13 +5,10 @@ No table is built and no state is kept. Sample g of a run is found from (seed, s
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-
-from surefoot.core.hashing import key64
 
 PRP: Final = "feistel8-splitmix64/1"
 """Name and version of the permutation. Cursors carry it: another algorithm must never reorder a run that began with this one."""
@@ -73,48 +70,6 @@ class FeistelPermutation:
             else:
                 low = low ^ (splitmix64(high ^ self._round_keys[round_]) & self._low_mask)
         return (high << self._low_bits) | low
-
-
-class SampleOrder:
-    """Which sample of a source is the g-th of the run. Every sample comes once per epoch; each epoch has a key of its own.
-
-    `num_samples` is the length of an epoch. `first_sample` is the global sample at which this order starts; `restart` counts how often
-    the source was started anew on changed data.
-    """
-
-    def __init__(self, num_samples: int, *, seed: int, source: str, first_sample: int = 0, restart: int = 0) -> None:
-        if num_samples < 1:
-            raise ValueError("an order over no samples")
-        self.num_samples = num_samples
-        self.seed = seed
-        self.source = source
-        self.first_sample = first_sample
-        self.restart = restart
-
-    def sample_at(self, global_sample: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(epoch, index of the sample in its source) for each global sample, a pure function of it. Any shape, int64."""
-        samples = np.asarray(global_sample, dtype=np.int64) - self.first_sample
-        if samples.size and int(samples.min()) < 0:
-            raise ValueError(f"global sample {int(samples.min()) + self.first_sample} lies before the first, {self.first_sample}")
-        epochs, offsets = np.divmod(samples, self.num_samples)
-        indices = np.empty_like(offsets)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            indices[here] = self._permutation(int(epoch)).forward(offsets[here]).astype(np.int64)
-        return epochs, indices
-
-    def global_sample_of(self, index: npt.ArrayLike, *, epoch: int) -> npt.NDArray[np.int64]:
-        """When, as a global sample, the given samples come in `epoch`: the inverse of `sample_at`."""
-        offsets = self._permutation(epoch).inverse(index).astype(np.int64)
-        return offsets + epoch * self.num_samples + self.first_sample
-
-    def _permutation(self, epoch: int) -> FeistelPermutation:
-        return _cached_permutation(self.num_samples, key64(self.seed, self.source, epoch, "order", self.restart))
-
-
-@lru_cache(maxsize=16)
-def _cached_permutation(size: int, key: int) -> FeistelPermutation:
-    return FeistelPermutation(size, key=key)
 
 
 def splitmix64(values: U64Array) -> U64Array:

@@ -17,9 +17,11 @@ from surefoot.core.ports import DataPort
 from surefoot.core.sections import SourceSection
 from surefoot.core.strict_json import canonical
 from surefoot.data.batches import StepBatch
+from surefoot.data.cursor import source_identity
 from surefoot.data.loader import ShardedLoader
-from surefoot.data.order import SampleOrder
+from surefoot.data.manifest import load_manifest
 from surefoot.data.shards import HEADER_BYTES, TokenStore
+from surefoot.data.source_order import Era, Source
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
 
 SEQ_LEN = 16
@@ -43,6 +45,12 @@ def consumed_ids(open_loader: OpenLoader, path: Path, *, num_ranks: int, num_ste
     return [sample for _ in range(num_steps) for sample in ids_of([next(loader) for loader in loaders])]
 
 
+def indices_at(num_samples: int, numbers: Any, *, restart: int = 0) -> list[int]:
+    """The order of the one source of these tests, straight from its permutations."""
+    era = Era(Source("text", num_samples, SEQ_LEN, seed=7, restart=restart), 0, SEQ_LEN)
+    return [start // SEQ_LEN for start in era.at(np.asarray(numbers)).starts.tolist()]
+
+
 def assert_same_batch(one: Batch, other: Batch) -> None:
     for name in ("tokens_BS", "labels_BS", "positions_BS", "doc_ids_BS", "sample_ids_B"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
@@ -63,11 +71,11 @@ def test_it_is_a_data_port(open_loader: OpenLoader, prepared: Path) -> None:
 def test_a_batch_is_the_packed_tokens_of_the_order(open_loader: OpenLoader, prepared: Path) -> None:
     loader = open_loader(prepared)
     step = next(loader)
-    indices = SampleOrder(loader.num_samples, seed=7, source="text").sample_at(np.arange(6))[1]
+    indices = indices_at(loader.num_samples, range(6))
     store = TokenStore(prepared, source="text", split="train")
     batches = step.micro_batches
     assert [batch.atom for batch in batches] == [0, 1, 2]
-    for row, index in enumerate(indices.tolist()):
+    for row, index in enumerate(indices):
         batch, place = batches[row // 2], row % 2
         tokens = store.read(index * SEQ_LEN, SEQ_LEN + 1).astype(np.int64)
         assert batch.sample_ids_B[place] == index
@@ -88,8 +96,7 @@ def test_ids_are_the_same_for_all_ranks_and_splits(
 ) -> None:
     num_steps = 25
     wanted = consumed_ids(open_loader, prepared, num_ranks=1, num_steps=num_steps, micro_batch_size=1, batch_ramp=ramp)
-    order = SampleOrder(open_loader(prepared).num_samples, seed=7, source="text")
-    assert wanted == order.sample_at(np.arange(len(wanted)))[1].tolist()
+    assert wanted == indices_at(open_loader(prepared).num_samples, range(len(wanted)))
     for micro_batch_size in range(1, 8):
         settings: dict[str, Any] = {"micro_batch_size": micro_batch_size, "batch_ramp": ramp, "rotation": micro_batch_size % num_ranks}
         assert consumed_ids(open_loader, prepared, num_ranks=num_ranks, num_steps=num_steps, **settings) == wanted
@@ -182,8 +189,7 @@ def test_a_batch_size_that_changes_at_a_resume_loses_nothing(open_loader: OpenLo
     other = open_loader(prepared, global_batch_size=4)
     other.seek(loader.cursor())
     second = [ids_of([next(other)]) for _ in range(3)]
-    order = SampleOrder(loader.num_samples, seed=7, source="text").sample_at(np.arange(30))[1].tolist()
-    assert [sample for step in (*first, *second) for sample in step] == order
+    assert [sample for step in (*first, *second) for sample in step] == indices_at(loader.num_samples, range(30))
     assert other.cursor()["next_step"] == 6
 
 
@@ -195,15 +201,15 @@ def test_seek_reads_at_most_64_samples_however_far(open_loader: OpenLoader, prep
     distant = {
         **near,
         "next_sample": 10**15,
-        "per_source": {"text": {"first_sample": 0, "restart": 0, "epoch": epoch, "position": position}},
+        "per_source": {"text": {**near["per_source"]["text"], "epoch": epoch, "position": position}},
     }
     far.seek({**distant, "order_probe": ""})
     proven = far.cursor()
     before = num_read_calls()
     far.seek(proven)
-    assert num_read_calls() - before <= 64 + 2, "one read per probed sample, and the two of this count"
+    assert num_read_calls() - before <= 2 * 64 + 2, "tokens and checksums of each probed sample, and the two of this count"
     assert far.cursor() == proven
-    assert ids_of([next(far)]) == SampleOrder(far.num_samples, seed=7, source="text").sample_at(10**15 + np.arange(6))[1].tolist()
+    assert ids_of([next(far)]) == indices_at(far.num_samples, 10**15 + np.arange(6))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +236,7 @@ def test_a_probe_that_differs_is_refused(open_loader: OpenLoader, prepared: Path
     cursor = loader.cursor()
     with pytest.raises(DataError, match="not those that the run consumed"):
         loader.seek({**cursor, "order_probe": "0" * 64})
-    with pytest.raises(DataError, match="not those that the run consumed"):
+    with pytest.raises(DataError, match="the place of source 'text'"):
         loader.seek({**cursor, "next_sample": 7})
     loader.seek(cursor)
 
@@ -248,17 +254,16 @@ def test_changed_data_is_refused_or_bridged_by_choice(open_loader: OpenLoader, p
 
     mapped = open_loader(other_prepared, on_data_change="map")
     mapped.seek(cursor)
-    order = SampleOrder(mapped.num_samples, seed=7, source="text")
-    assert ids_of([next(mapped)]) == order.sample_at(np.arange(24, 30))[1].tolist()
+    assert ids_of([next(mapped)]) == indices_at(mapped.num_samples, range(24, 30))
     assert mapped.data_change
     assert mapped.data_change.startswith("map:")
 
     restarted = open_loader(other_prepared, on_data_change="restart-source")
     restarted.seek(cursor)
     first_epoch = ids_of([next(restarted) for _ in range(1)])
-    order = SampleOrder(restarted.num_samples, seed=7, source="text", first_sample=24, restart=1)
-    assert first_epoch == order.sample_at(np.arange(24, 30))[1].tolist()
-    assert restarted.cursor()["per_source"]["text"] == {"first_sample": 24, "restart": 1, "epoch": 0, "position": 6}
+    assert first_epoch == indices_at(restarted.num_samples, range(6), restart=1)
+    data = source_identity(load_manifest(other_prepared), "text")
+    assert restarted.cursor()["per_source"]["text"] == {"first_sample": 24, "restart": 1, "epoch": 0, "position": 6, "data": data}
 
     # From then on it is a cursor like any other: no choice is needed to go on.
     for bridged in (mapped, restarted):
@@ -303,12 +308,11 @@ def test_too_little_text_for_one_sample_is_refused(open_loader: OpenLoader, prep
         open_loader(prepared, seq_len=100_000)
 
 
-def test_mixtures_and_unknown_sources_are_refused(open_loader: OpenLoader, prepared: Path) -> None:
+def test_unknown_sources_are_refused(open_loader: OpenLoader, prepared: Path) -> None:
     open_loader(prepared, sources=(SourceSection(name="text"),))
-    with pytest.raises(DataError, match="mixtures are not in this release"):
-        open_loader(prepared, sources=(SourceSection(name="text"), SourceSection(name="code")))
-    with pytest.raises(DataError, match="the config names source 'code'"):
-        open_loader(prepared, sources=(SourceSection(name="code"),))
+    for sources in ((SourceSection(name="text"), SourceSection(name="code")), (SourceSection(name="code"),)):
+        with pytest.raises(DataError, match="no source 'code' in the prepared data"):
+            open_loader(prepared, sources=sources)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

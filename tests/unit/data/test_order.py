@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.hashing import key64
-from surefoot.data.order import PRP, FeistelPermutation, SampleOrder
+from surefoot.data.order import PRP, FeistelPermutation
+from surefoot.data.source_order import Era, Source
 
 # Sizes at which a bit width that is one short, or a walk that does not come back, would show.
 SIZES_AT_EDGES = (65_536, 65_537, 65_538, 262_145, 1_048_577)
@@ -83,48 +84,8 @@ def test_values_are_frozen() -> None:
     assert PRP == "feistel8-splitmix64/1"
     assert FeistelPermutation(1000, key=0x0123456789ABCDEF).forward(np.arange(8)).tolist() == GOLDEN_1000
     assert FeistelPermutation(1_048_577, key=42).forward(np.arange(6)).tolist() == GOLDEN_1048577
-    epochs, indices = SampleOrder(50, seed=7, source="text").sample_at(np.arange(46, 56))
-    assert epochs.tolist() == [0] * 4 + [1] * 6
-    assert indices.tolist() == GOLDEN_ORDER
-    assert SampleOrder(50, seed=7, source="text", first_sample=100, restart=1).sample_at([100, 101, 150])[1].tolist() == GOLDEN_RESTART
-
-
-def test_each_sample_once_per_epoch_and_epochs_differ() -> None:
-    order = SampleOrder(333, seed=1, source="text")
-    epochs, indices = order.sample_at(np.arange(3 * 333))
-    orders = [indices[epochs == epoch].tolist() for epoch in range(3)]
-    assert all(sorted(one) == list(range(333)) for one in orders)
-    assert orders[0] != orders[1] != orders[2]
-
-
-def test_seed_plus_epoch_does_not_collide() -> None:
-    second_epoch_of_seven = SampleOrder(500, seed=7, source="text").sample_at(np.arange(500, 1000))[1]
-    first_epoch_of_eight = SampleOrder(500, seed=8, source="text").sample_at(np.arange(500))[1]
-    assert not np.array_equal(second_epoch_of_seven, first_epoch_of_eight)
-
-
-def test_source_and_restart_change_the_order() -> None:
-    orders = [
-        SampleOrder(500, seed=7, source=source, restart=restart).sample_at(np.arange(500))[1].tolist()
-        for source, restart in (("text", 0), ("code", 0), ("text", 1))
-    ]
-    assert orders[0] != orders[1]
-    assert orders[0] != orders[2]
-
-
-def test_a_sample_is_the_same_whatever_it_is_asked_with() -> None:
-    order = SampleOrder(97, seed=3, source="text")
-    together = order.sample_at(np.arange(300))[1]
-    assert [int(order.sample_at(np.array([sample]))[1][0]) for sample in range(300)] == together.tolist()
-
-
-def test_where_a_sample_comes_is_found_back() -> None:
-    order = SampleOrder(97, seed=3, source="text", first_sample=10)
-    epochs, indices = order.sample_at(np.arange(10, 10 + 2 * 97))
-    second = indices[epochs == 1]
-    assert order.global_sample_of(second, epoch=1).tolist() == list(range(107, 204))
-
-
-def test_before_the_first_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="before the first"):
-        SampleOrder(97, seed=3, source="text", first_sample=10).sample_at([9])
+    places = Era(Source("text", 50, 16, seed=7), 0, 16).at(np.arange(46, 56))
+    assert places.epochs.tolist() == [0] * 4 + [1] * 6
+    assert (places.starts // 16).tolist() == GOLDEN_ORDER
+    restarted = Era(Source("text", 50, 16, seed=7, restart=1), 0, 16)
+    assert (restarted.at(np.array([0, 1, 50])).starts // 16).tolist() == GOLDEN_RESTART
