@@ -8,19 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from surefoot.config import load_config, resolved_toml
 from surefoot.core.clock import SystemClock
 from surefoot.core.events import Event
 from surefoot.core.layouts import topology
 from surefoot.core.records import StepReport
-from surefoot.core.sections import RunConfig
-from surefoot.core.strict_json import dumps
-from surefoot.data.documents import Document
-from surefoot.data.manifest import MANIFEST_NAME, SPLITS, TOKENIZER_NAME, Manifest, SourceEntry, SplitEntry, TokenizerEntry, load_manifest
-from surefoot.data.shard_writer import SplitWriter
-from surefoot.data.tokenizer import bytes_tokenizer
+from surefoot.core.sections import RunConfig, SourceSection
+from surefoot.data.manifest import load_manifest
+from surefoot.data.prepare import prepare
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.metrics import MetricsWriter
 
@@ -43,44 +38,21 @@ def texts_of(source: str) -> list[str]:
 
 
 def prepare_three(out: Path) -> Path:
-    """Three sources as bytes, in two files and several shards each, a tenth of the documents held out."""
-    codec = bytes_tokenizer()
-    out.mkdir(parents=True)
-    sources = {source: _write_source(out / source, source) for source in SOURCES}
-    tokenizer = TokenizerEntry(recipe="bytes", sha256=codec.sha256, eos_id=codec.eos_id, vocab_size=codec.vocab_size)
-    manifest = Manifest(tool_version="test", tokenizer=tokenizer, dtype="u16", heldout_fraction=0.1, sources=sources)
-    (out / TOKENIZER_NAME).write_bytes(codec.json_bytes)
-    (out / MANIFEST_NAME).write_text(dumps(manifest.as_json()))
+    """Three sources as bytes, of two files and several shards each, a tenth of the documents held out."""
+    for source in SOURCES:
+        texts = texts_of(source)
+        for part, some in enumerate((texts[: len(texts) // 2], texts[len(texts) // 2 :])):
+            file = corpus_file(out, f"{source}/part-{part}.jsonl")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    sources = [SourceSection(name=source, files=(str(corpus_file(out, source)),)) for source in SOURCES]
+    prepare(sources, out=out, tokenizer="bytes", heldout_fraction=0.1, workers=1, shard_bytes=_SHARD_BYTES)
     return out
 
 
 def corpus_file(out: Path, name: str) -> Path:
     """Where the text of a document came from, by the name that provenance keeps."""
     return out.parent / f"{out.name}-corpus" / name
-
-
-def _write_source(folder: Path, source: str) -> SourceEntry:
-    codec, texts = bytes_tokenizer(), texts_of(source)
-    writers = {split: SplitWriter(folder / split, dtype=np.dtype("<u2"), shard_bytes=_SHARD_BYTES) for split in SPLITS}
-    for number, document in enumerate(_documents(folder.parent, source, texts)):
-        ids = np.array([*codec.encode(document.text), codec.eos_id], dtype="<u2")
-        writers["heldout" if number % 10 == 9 else "train"].add(document, token_ids=ids, digest=document.sha256)
-    splits: dict[str, SplitEntry] = {split: writer.finish() for split, writer in writers.items()}
-    return SourceEntry(documents_sha256="", bad_records=0, duplicates=0, empty=0, splits=splits)
-
-
-def _documents(out: Path, source: str, texts: Sequence[str]) -> list[Document]:
-    documents = []
-    for part, begin in enumerate((0, len(texts) // 2)):
-        name = f"{source}/part-{part}.jsonl"
-        file, offset = corpus_file(out, name), 0
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"text": text}).encode() for text in texts[begin : len(texts) // 2 if part == 0 else None]]
-        for record, line in enumerate(lines, start=1):
-            documents.append(Document(json.loads(line)["text"], source, name, record, offset, len(line)))
-            offset += len(line) + 1
-        file.write_bytes(b"\n".join(lines) + b"\n")
-    return documents
 
 
 CONFIG: Final = """
