@@ -72,7 +72,8 @@ def test_pieces_of_a_unit_do_not_stand_beside_each_other(monkeypatch: pytest.Mon
 
 def test_epochs_seeds_sources_and_restarts_have_orders_of_their_own() -> None:
     def order(source: Source, epoch: int = 0) -> list[int]:
-        return Era(source, 0, 4).at(np.arange(epoch * 500, (epoch + 1) * 500)).starts.tolist()
+        starts: list[int] = Era(source, 0, 4).at(np.arange(epoch * 500, (epoch + 1) * 500)).starts.tolist()
+        return starts
 
     orders = [
         order(Source("text", 500, 4, seed=7)),
