@@ -13,7 +13,7 @@ from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, find, lineage_of
 from surefoot.cli.checkpoint_import import Origin, take_in
 from surefoot.cli.ledgering import tell
 from surefoot.cli.new_folder import new_folder, refuse_taken
-from surefoot.cli.stage_changes import refuse_past_stages, sample_after
+from surefoot.cli.stage_changes import refuse_stage_change
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError
@@ -89,7 +89,7 @@ def _new_run(found: Found, run_dir: Path, new_dir: Path, overrides: tuple[str, .
     source = read_manifest(found.folder)
     changes = diff_sections(parent.config, loaded.config)
     _refuse_what_does_not_fit(changes, step=source.step, num_steps=loaded.config.train.num_steps)
-    refuse_past_stages(parent.config.stage, loaded.config.stage, next_sample=sample_after(source), where="overrides")
+    refuse_stage_change(parent.config, loaded.config, cursor=source.cursor, where="overrides")
     _refuse_other_shape(changes, parent.config, loaded.config)
     _refuse_other_parametrization(parent.config.model, loaded.config.model)
     hashes = section_hashes(loaded.config) | code_hashes(loaded.config)

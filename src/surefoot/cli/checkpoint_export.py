@@ -13,7 +13,7 @@ from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.prove import LIMIT_S
 from surefoot.cli.checkpoint_find import SCHEMA_VERSION, Found, describe, find
 from surefoot.cli.new_folder import new_folder, refuse_taken
-from surefoot.cli.stage_changes import sample_after
+from surefoot.cli.stage_changes import sample_of
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import ConfigError, Corrupt, DataError
@@ -106,7 +106,7 @@ def _write_hf_files(found: Found, manifest: Manifest, out: Path) -> list[str]:
     from surefoot.model.hf_layout import hf_config
 
     config = config_of(found)
-    stage = stage_before(config, sample_after(manifest))
+    stage = stage_before(config, sample_of(manifest.cursor))
     tensors = {tensor.key: tensor for tensor in manifest.tensors}
     embedding = tensors.get("model.embed.weight")
     if embedding is None:

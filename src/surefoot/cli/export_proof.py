@@ -13,7 +13,7 @@ import torch
 from surefoot.checkpoint.clean import begin_clean, end_clean, leave_result
 from surefoot.checkpoint.export import check_dcp, check_safetensors, read_weights, weights_of
 from surefoot.checkpoint.manifest import read_manifest
-from surefoot.cli.stage_changes import sample_after
+from surefoot.cli.stage_changes import sample_of
 from surefoot.config import load_config
 from surefoot.core.records import Problem
 from surefoot.core.sections import RunConfig
@@ -59,7 +59,7 @@ def _compare_logits(out: Path, path: Path, *, config: RunConfig) -> tuple[dict[s
 
     weights = {name: tensor.float() for portion in read_weights(path) for name, tensor in portion.items()}
     vocab_size = weights["embed.weight"].shape[0]
-    stage = stage_before(config, sample_after(read_manifest(path)))
+    stage = stage_before(config, sample_of(read_manifest(path).cursor))
     ours = Transformer(replace(config.model, vocab_size=vocab_size, rope_base=stage.rope_base), vocab_size)
     ours.load_state_dict(weights)
     theirs = AutoModelForCausalLM.from_pretrained(out, local_files_only=True, dtype=torch.float32).eval()

@@ -16,6 +16,7 @@ from surefoot.core.events import Event
 from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
+from surefoot.core.stages import refuse_other_shapes
 from surefoot.observe.interruptions import fold_interruptions
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.metrics import read_steps
@@ -60,6 +61,7 @@ def _named(device: str) -> str:
 def facts_of(run_dir: Path) -> RunFacts:
     require_run(run_dir)
     config = load_config(run_dir / CONFIG_NAME).config
+    refuse_other_shapes(config, where=str(run_dir))
     rows = read_steps(run_dir).to_pylist()
     pace = pace_of(rows)
     if pace is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from surefoot.checkpoint.inspect import published
@@ -10,16 +10,18 @@ from surefoot.checkpoint.manifest import read_manifest
 from surefoot.cli.resume_from import named_here
 from surefoot.core.errors import CheckpointError, ConfigError
 from surefoot.core.records import LedgerEntry, Manifest
-from surefoot.core.sections import StageSection
-from surefoot.core.stages import first_change
+from surefoot.core.sections import RunConfig
+from surefoot.core.stages import first_change, stages_of
 from surefoot.observe.lineage import adoptable, fold_lineage
 from surefoot.observe.run_dir import CHECKPOINTS_NAME
 from surefoot.observe.wishes import open_wish
 
+Cursor = Mapping[str, object]
 
-def refuse_past_stages(old: Sequence[StageSection], new: Sequence[StageSection], *, next_sample: int, where: str) -> None:
-    """Raises ConfigError when stages differ before global sample `next_sample`, the first that has not been trained on."""
-    changed = first_change(old, new)
+
+def refuse_stage_change(old: RunConfig, new: RunConfig, *, cursor: Cursor, where: str) -> None:
+    """Raises ConfigError when stages differ before the sample at which a run with `cursor` goes on, or one does not fit into its unit."""
+    changed, next_sample = first_change(old.stage, new.stage), sample_of(cursor)
     if changed is not None and changed < next_sample:
         raise ConfigError(
             f"the stages differ from sample {changed} on, and the run goes on at sample {next_sample}",
@@ -28,30 +30,38 @@ def refuse_past_stages(old: Sequence[StageSection], new: Sequence[StageSection],
             got=changed,
             limit=next_sample,
         )
+    unit = cursor.get("unit_tokens")
+    for stage in stages_of(new):
+        if isinstance(unit, int) and unit and unit % stage.seq_len:
+            raise ConfigError(
+                f"the stage at sample {stage.first_sample} has seq_len = {stage.seq_len}, and this run draws samples in units of {unit}",
+                where=where,
+                hint="use a divisor of the unit; a run that will need longer sequences says so before it begins, by data.max_seq_len",
+                got=stage.seq_len,
+                limit=unit,
+            )
 
 
-def next_sample_of(run_dir: Path, *, entries: Sequence[LedgerEntry], wanted: str | None) -> int:
-    """The sample at which the next start goes on, for all that is known here: with the checkpoint that was asked for, or the newest one.
+def cursor_of_next_start(run_dir: Path, *, entries: Sequence[LedgerEntry], wanted: str | None) -> Cursor:
+    """That of the checkpoint from which the next start goes on: the one that was asked for, or the newest.
 
-    0 where there is none, or where it cannot be read: the data cursor has the last word.
+    Empty where there is none, or where it cannot be read here: the data has the last word in any case.
     """
-    lineage = fold_lineage(entries)
+    lineage, root = fold_lineage(entries), run_dir / CHECKPOINTS_NAME
     asked = named_here(wanted, lineage, run_dir) if wanted is not None else None
-    if wanted is not None and asked is None:
-        return 0
-    wish, root = open_wish(entries), run_dir / CHECKPOINTS_NAME
-    if asked is not None or wish is not None:
-        manifest = _manifest(root / (asked.id if asked else wish.checkpoint if wish else ""))
+    wish = open_wish(entries)
+    if wanted is not None or wish is not None:
+        manifest = _manifest(root / asked.id) if asked else _manifest(root / wish.checkpoint) if wish and wanted is None else None
     else:
         there = [found for name in published(root) if (found := _manifest(root / name)) is not None]
         newest, adopted = lineage.newest(), adoptable(there, lineage)
         manifest = adopted[-1] if adopted else _manifest(root / newest.id) if newest else None
-    return sample_after(manifest) if manifest else 0
+    return manifest.cursor if manifest else {}
 
 
-def sample_after(manifest: Manifest) -> int:
-    """The first global sample that the weights of a checkpoint have not seen; 0 where its data says nothing of samples."""
-    sample = manifest.cursor.get("next_sample", 0)
+def sample_of(cursor: Cursor) -> int:
+    """The first global sample that has not been trained on; 0 where the data says nothing of samples."""
+    sample = cursor.get("next_sample", 0)
     return sample if isinstance(sample, int) else 0
 
 

@@ -189,6 +189,9 @@ def _row(seen: _Seen, *, peak_of: Any) -> Row:
     if config.model.factory:
         what = f"its model is of {config.model.factory}, whose parameters and FLOPs are not counted here"
         raise DataError(what, where=standing.name, hint="write its row yourself: `surefoot fit` needs n, tokens or flops, and loss")
+    if config.stage:
+        what = "it has stages: its tokens, its rate and its text are not one thing throughout, as a law has them"
+        raise DataError(what, where=standing.name, hint="compare runs without [[stage]]")
     sizes = resolve_sizes(config.model, load_manifest(config.data.path).tokenizer.vocab_size)
     evaluated = [row for row in seen.steps if row["val_loss"] is not None and row["step"] <= standing.step]
     if not evaluated:

@@ -13,6 +13,7 @@ from surefoot.cli.sweep_folder import SweepFolder, law_of, points_of, write_swee
 from surefoot.cli.sweep_numbers import flops, numbers, whole_numbers
 from surefoot.core.errors import ConfigError, PlanInfeasible
 from surefoot.core.sections import RunConfig
+from surefoot.core.stages import refuse_stages
 from surefoot.core.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def plan_(
     from surefoot.plan.sweeps.sweep import Design, design_sweep
 
     config = load_config(base, tuple(overrides or ())).config
+    refuse_stages(config, where=str(base))
     flops(target, where="--target")
     flops(max_flops, where="--max-flops")
     varied, values = _over(over)

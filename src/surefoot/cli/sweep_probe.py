@@ -14,6 +14,7 @@ from surefoot.cli.sweep_folder import Point, SweepFolder, write_sweep
 from surefoot.cli.sweep_numbers import amount, whole_numbers
 from surefoot.core.errors import ConfigError
 from surefoot.core.model_sizes import resolve_sizes
+from surefoot.core.stages import refuse_stages
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_count
 
@@ -45,6 +46,7 @@ def probe_(
     require_run(run)
     refuse_taken(out, option="--out")
     config = load_config(run / CONFIG_NAME).config
+    refuse_stages(config, where=str(run))
     step = from_ or _newest_step(run)
     row = _row_at(run, step)
     batch = _batch_at(config, int(row["next_sample"]))

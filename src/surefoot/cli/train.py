@@ -195,7 +195,7 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     ledger, entries = open_ledger(run_dir, clock=clock, by=by)
     changes = compare_run_folder(loaded, entries=entries, accepted=wanted.accepted)
     if any(section == STAGES for section, *_ in changes):
-        _refuse_past_stages(loaded, entries=entries, wanted=wanted)
+        _refuse_stage_change(loaded, entries=entries, wanted=wanted)
     refuse_halted(entries)
     if not changes and wanted.resume_from is None and _is_over(entries, config):
         return _Opened(ledger, entries, is_over=True)
@@ -227,12 +227,12 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     return _Opened(ledger, entries, is_over=False)
 
 
-def _refuse_past_stages(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], wanted: _Wanted) -> None:
-    from surefoot.cli.stage_changes import next_sample_of, refuse_past_stages
+def _refuse_stage_change(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], wanted: _Wanted) -> None:
+    from surefoot.cli.stage_changes import cursor_of_next_start, refuse_stage_change
 
     path = Path(loaded.config.run.dir) / CONFIG_NAME
-    goes_on_at = next_sample_of(path.parent, entries=entries, wanted=wanted.resume_from)
-    refuse_past_stages(load_config(path).config.stage, loaded.config.stage, next_sample=goes_on_at, where=str(path))
+    cursor = cursor_of_next_start(path.parent, entries=entries, wanted=wanted.resume_from)
+    refuse_stage_change(load_config(path).config, loaded.config, cursor=cursor, where=str(path))
 
 
 def _show_phase_data(run_dir: Path, counters: Counters, clock: Clock) -> None:

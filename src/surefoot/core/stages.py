@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Protocol
 
+from surefoot.core.errors import ConfigError
 from surefoot.core.sections import DataSection, ModelSection, OptimizerSection, StageSection
 
 
@@ -64,6 +65,19 @@ def stages_of(config: HasStages) -> tuple[Stage, ...]:
             stages.pop()
         stages.append(stage)
     return tuple(stages)
+
+
+def refuse_stages(config: HasStages, *, where: str) -> None:
+    """Raises ConfigError: for what reckons with one length, one mixture and one rate throughout, and would be wrong of this run."""
+    if config.stage:
+        hint = "`stage=[]` after the TOML leaves them out; of a run with stages, ask a run like it without"
+        raise ConfigError(f"it has {len(config.stage)} [[stage]], and stages are not planned", where=where, hint=hint)
+
+
+def refuse_other_shapes(config: HasStages, *, where: str) -> None:
+    """The same for what reckons with one length and one batch only."""
+    if len({(stage.seq_len, stage.global_batch_size) for stage in stages_of(config)}) > 1:
+        refuse_stages(config, where=where)
 
 
 def in_order(sections: Sequence[StageSection]) -> list[StageSection]:

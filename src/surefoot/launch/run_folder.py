@@ -143,7 +143,8 @@ def _listed(stages: Sequence[StageSection]) -> list[dict[str, object]]:
 
 
 def _words(changes: Sequence[SettingChange]) -> str:
-    return ", ".join(f"[{section}] {key} was {_value(old)}, is {_value(new)}" for section, key, old, new in changes)
+    named = ((key if section == STAGES else f"[{section}] {key}", old, new) for section, key, old, new in changes)
+    return ", ".join(f"{name} was {_value(old)}, is {_value(new)}" for name, old, new in named)
 
 
 def _value(value: object) -> str:
