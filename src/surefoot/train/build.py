@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from functools import partial
@@ -27,6 +28,8 @@ from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import build_optimizer
 from surefoot.train.step import Parts, forward_backward
+
+progress = logging.getLogger("surefoot.progress")
 
 
 def make_deterministic(numerics: NumericsSection) -> None:
@@ -58,6 +61,8 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         stages=stages_of(config),
         on_data_change=_on_data_change(),
     )
+    if world.leads and len(data.manifest.sources) > 1:
+        progress.info("data: %s by the last step", data.course.planned())
     tokenizer = Tokenizer(data.course.storage.read(TOKENIZER_NAME), where=f"{data.path}/{TOKENIZER_NAME}")
     if tokenizer.sha256 != data.manifest.tokenizer.sha256:
         raise DataError(
