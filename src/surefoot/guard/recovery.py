@@ -38,7 +38,16 @@ from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.survey import Survey, survey, survey_from_json
-from surefoot.guard.trajectory import DataChange, Facts, difference_fields, facts_of, fold_history, recorded_after, saw_the_same
+from surefoot.guard.trajectory import (
+    DataChange,
+    Facts,
+    difference_fields,
+    facts_of,
+    fold_history,
+    recorded_after,
+    saw_the_same,
+    stage_changes,
+)
 from surefoot.observe.interruptions import Interruptions
 from surefoot.observe.lineage import Lineage, candidates, fold_lineage
 from surefoot.tensors.world import World, broadcast_json, lead
@@ -209,7 +218,8 @@ class Recovery:
             return [(), ()]
         rows = self._recorder.rows(range(manifest.step + 1, manifest.step + 1 + max_steps))
         history, now = fold_history(before, refs=lineage.refs), self._facts()
-        changes = self._changes([(int(row["attempt"]), int(row["next_sample"])) for row in rows])
+        left_out = self._changes([(int(row["attempt"]), int(row["next_sample"])) for row in rows])
+        changes = (*left_out, *stage_changes(before))
         return [recorded_after(ref, history=history, rows=rows, now=now, max_steps=max_steps, changes=those) for those in (changes, ())]
 
     def _changes(self, recorded: Sequence[tuple[int, int]]) -> tuple[DataChange, ...]:

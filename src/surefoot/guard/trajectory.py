@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.core.events import Event
+from surefoot.core.identity import STAGES
 from surefoot.core.layouts import layout_facts
 from surefoot.core.records import CheckpointRef, LedgerEntry
 from surefoot.guard.environment import EXACT
@@ -29,13 +30,17 @@ class Facts:
 
 
 def facts_of(fields: Mapping[str, Any]) -> Facts:
-    """From what `attempt.started` and manifests say under the same names. Where sums are exact, the layout decides no bit."""
+    """From what `attempt.started` and manifests say under the same names. Where sums are exact, the layout decides no bit.
+
+    Stages are no part of it: `stage_changes` says from which sample on they differ.
+    """
     environment = dict(fields.get("environment") or {})
     topology = layout_facts(told) if (told := fields.get("topology")) else {}
     if environment.get("sums") == EXACT:
         topology = {}
         environment.pop("world_size", None)
-    identity = {**(fields.get("config_hashes") or {}), "data_hash": fields.get("data_hash", "")}
+    hashes = {name: value for name, value in (fields.get("config_hashes") or {}).items() if name != STAGES}
+    identity = {**hashes, "data_hash": fields.get("data_hash", "")}
     return Facts({**environment, **topology}, identity)
 
 
@@ -54,7 +59,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class DataChange:
-    """From `sample` on the data is not what attempts before `attempt` saw of it: something is left out since."""
+    """From `sample` on a step is not what it was for attempts before `attempt`: something is left out since, or a stage is another."""
 
     attempt: int
     sample: int
@@ -134,6 +139,15 @@ def recorded_after(
             break  # what follows was computed under another config: no part of what can be verified
         following.append(recorded)
     return tuple(following)
+
+
+def stage_changes(entries: Iterable[LedgerEntry]) -> tuple[DataChange, ...]:
+    """What starts changed about stages: it holds for the attempts after the one that was the last then.
+
+    A step that ended at the edge of a stage may have been cut short there, so the sample before the edge is counted in.
+    """
+    changed = [entry for entry in entries if entry.event == Event.STAGE_CHANGED]
+    return tuple(DataChange(entry.attempt + 1, int(entry.fields.get("effective_sample") or 0) - 1) for entry in changed)
 
 
 def saw_the_same(recorded: Recorded, changes: Iterable[DataChange]) -> bool:

@@ -13,7 +13,7 @@ from surefoot.core.layouts import layout_facts, topology
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import ParallelSection
 from surefoot.guard.replay import Mode
-from surefoot.guard.trajectory import Facts, facts_of, fold_history, recorded_after
+from surefoot.guard.trajectory import Facts, facts_of, fold_history, recorded_after, stage_changes
 from surefoot.observe.lineage import fold_lineage
 
 HERE = {"environment": {"torch": "2", "world_size": 2}, "config_hashes": {"train": "t"}, "data_hash": "d", "topology": {"dp_shard": 1}}
@@ -58,7 +58,8 @@ class Story:
         ref = lineage.ref(checkpoint)
         assert ref is not None
         history = fold_history(self.entries, refs=lineage.refs)
-        found = recorded_after(ref, history=history, rows=self.rows, now=facts_of(now), max_steps=max_steps)
+        changes = stage_changes(self.entries)
+        found = recorded_after(ref, history=history, rows=self.rows, now=facts_of(now), max_steps=max_steps, changes=changes)
         return [(recorded.figures.step, recorded.attempt, recorded.mode) for recorded in found]
 
 
@@ -71,6 +72,22 @@ def test_the_steps_that_were_lost_with_the_last_attempt_count() -> None:
 
 def test_nothing_after_the_newest_means_nothing_to_compare() -> None:
     assert Story().start().run(10, save_at=(10,)).found("s10-a1") == []
+
+
+STAGED = {**HERE, "config_hashes": {"train": "t", "stage": "s"}}
+
+
+@pytest.mark.parametrize(("sample", "steps"), [(400, [11, 12, 13, 14]), (54, [11, 12, 13]), (52, [11, 12]), (51, [11, 12]), (40, [])])
+def test_a_changed_stage_takes_away_the_steps_from_its_edge_on_and_no_others(sample: int, steps: list[int]) -> None:
+    """Step n ends before sample 4 n. One that ends at the edge may have been cut short by it."""
+    story = Story().start().run(14, save_at=(10,)).tell(Event.STAGE_CHANGED, effective_sample=sample)
+    assert story.found("s10-a1", now=STAGED) == [(step, 1, Mode.BITS) for step in steps]
+
+
+def test_what_was_trained_after_the_change_is_compared_again() -> None:
+    story = Story().start().run(14, save_at=(10,)).tell(Event.STAGE_CHANGED, effective_sample=44)
+    story.start("s10-a1", facts=STAGED).run(13)
+    assert [(step, attempt) for step, attempt, _ in story.found("s10-a1", now=STAGED)] == [(11, 2), (12, 2), (13, 2)]
 
 
 def test_a_gap_ends_what_counts() -> None:
