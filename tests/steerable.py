@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,24 @@ def taken(run_dir: Path) -> list[tuple[str, int, str]]:
         (found.block.name, found.block.effective_sample, found.block.by)
         for found in fold_blocks(read_ledger(run_dir / "ledger.jsonl")).taken
     ]
+
+
+def until_committed(run_dir: Path) -> None:
+    deadline_s = time.monotonic() + 50.0
+    while not any(entry.event == "checkpoint.committed" for entry in read_ledger(run_dir / "ledger.jsonl")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def began_with(run_dir: Path, blocks: tuple[Block, ...]) -> None:
+    """A run that is asked before its first step, for what another one took later."""
+    run_dir.mkdir()
+    ledger = Ledger(run_dir / "ledger.jsonl", clock=SystemClock(), by="eve")
+    ledger.append(Event.RUN_CREATED, generation=0, attempt=0, step=0)
+    ask(run_dir, *blocks)
+
+
+def final_digest(run_dir: Path) -> str:
+    last = read_ledger(run_dir / "ledger.jsonl")[-1]
+    assert last.event == "run.finished"
+    return str(last.fields["state_digest"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.core.blocking import Block
-from surefoot.core.clock import SystemClock
 from surefoot.core.errors import DataError
-from surefoot.core.events import Event
 from surefoot.core.sections import CheckpointSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.observe.blocks import fold_blocks
-from surefoot.observe.ledger import Ledger, read_ledger, verify_ledger
-from tests.steerable import Ahead, KnowingPoints, ask, mask, skip, taken
+from surefoot.observe.ledger import read_ledger, verify_ledger
+from tests.steerable import Ahead, KnowingPoints, ask, began_with, final_digest, mask, skip, taken, until_committed
 
 RunRanks = Callable[..., list[Any]]
 WISHES = (mask(21, 24, name="poison"), skip(30, 33))  # of the step that begins at 20 the second rank has no live row
@@ -80,27 +77,6 @@ def train(
     return next_samples, points.blocklist
 
 
-def until_committed(run_dir: Path) -> None:
-    deadline_s = time.monotonic() + 50.0
-    while not any(entry.event == "checkpoint.committed" for entry in read_ledger(run_dir / "ledger.jsonl")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
-def digest(run_dir: Path) -> str:
-    last = read_ledger(run_dir / "ledger.jsonl")[-1]
-    assert last.event == "run.finished"
-    return str(last.fields["state_digest"])
-
-
-def began_with(run_dir: Path, blocks: tuple[Block, ...]) -> None:
-    """A run that is asked before its first step, for what another one took later."""
-    run_dir.mkdir()
-    ledger = Ledger(run_dir / "ledger.jsonl", clock=SystemClock(), by="eve")
-    ledger.append(Event.RUN_CREATED, generation=0, attempt=0, step=0)
-    ask(run_dir, *blocks)
-
-
 def test_all_ranks_take_a_wish_at_one_sample_as_a_run_that_knew_it_from_the_start(run_ranks: RunRanks, tmp_path: Path) -> None:
     live, knew, other = tmp_path / "live", tmp_path / "knew", tmp_path / "other"
     told = run_ranks(train, 2, run_dir=live, wishes=WISHES)
@@ -112,9 +88,9 @@ def test_all_ranks_take_a_wish_at_one_sample_as_a_run_that_knew_it_from_the_star
     assert blocklist == (log.count, log.head)
     began_with(knew, log.blocks)
     assert run_ranks(train, 2, run_dir=knew)[0][0] == next_samples
-    assert digest(knew) == digest(live)
+    assert final_digest(knew) == final_digest(live)
     run_ranks(train, 2, run_dir=other)
-    assert digest(other) != digest(live)
+    assert final_digest(other) != final_digest(live)
 
 
 @pytest.mark.parametrize(("port", "kill_at", "since"), [("deadly", 0, 16), ("plain", 5, 20)])
@@ -134,7 +110,7 @@ def test_a_rank_killed_around_the_take_leaves_all_or_nothing(
     assert verify_ledger(run_dir / "ledger.jsonl").ok
     began_with(knew, log.blocks)
     run_ranks(train, 2, run_dir=knew)
-    assert digest(knew) == digest(run_dir)
+    assert final_digest(knew) == final_digest(run_dir)
 
 
 def test_ranks_whose_ports_disagree_are_named_and_nothing_is_taken(run_ranks: RunRanks, tmp_path: Path) -> None:
