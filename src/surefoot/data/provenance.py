@@ -123,7 +123,7 @@ class Provenance:
         if len(digits) < MIN_HASH_DIGITS or not set(digits) <= set(string.hexdigits):
             hint = f"give at least {MIN_HASH_DIGITS} hex digits of its hash, or source/number, as `data locate` prints both"
             raise ConfigError(f"{document!r} names no document", where="document", hint=hint)
-        found = [stored for places in self._places.values() for place in places for stored in self._with_hash(place, digits)]
+        found = self._with_hash([place for places in self._places.values() for place in places], digits)
         different = sorted({stored.hash for stored in found})
         if len(different) > 1:
             listed = ", ".join(different[:_MAX_LISTED]) + (", ..." if len(different) > _MAX_LISTED else "")
@@ -189,16 +189,22 @@ class Provenance:
         here = int(number) - place.first_doc
         return self._shard(place).documents(here, here + 1)[0]
 
-    def _with_hash(self, place: _Place, digits: str) -> list[StoredDocument]:
-        """Those of one shard. A shard of format 1 has no index: there all hashes are read."""
+    def _with_hash(self, places: Sequence[_Place], digits: str) -> list[StoredDocument]:
+        """Shards of format 1 have no index: there all hashes are read."""
         stored = digits[:_STORED_DIGITS]
         if self.manifest.format_version >= _INDEXED_SINCE:
-            index = SideFile(self._storage, f"{self._base(place)}.idx")
             low, high = (int(digits[:_KEY_DIGITS].ljust(_KEY_DIGITS, filler), 16) for filler in "0f")
-            numbers = documents_by_hash(index, num_docs=place.entry.docs, low=low, high=high)
+            indexes = [(f"{self._base(place)}.idx", place.entry.docs) for place in places]
+            numbers = documents_by_hash(self._storage, indexes, low=low, high=high)
         else:
-            numbers = self._shard(place).origins.by_hash(bytes.fromhex(stored[: len(stored) // 2 * 2]))
-        candidates = [document for number in sorted(numbers) for document in self._shard(place).documents(number, number + 1)]
+            prefix = bytes.fromhex(stored[: len(stored) // 2 * 2])
+            numbers = [self._shard(place).origins.by_hash(prefix) for place in places]
+        candidates = [
+            document
+            for place, here in zip(places, numbers, strict=True)
+            for number in sorted(here)
+            for document in self._shard(place).documents(number, number + 1)
+        ]
         return [document for document in candidates if document.hash.startswith(stored)]
 
     def _file_names(self) -> set[str]:

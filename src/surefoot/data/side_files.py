@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +28,9 @@ I64Array = npt.NDArray[np.int64]
 
 ORIGIN_COLUMNS: Final = ("doc_hash", "file", "record", "byte_offset", "byte_length")
 _HINT: Final = "restore the file from a copy, or prepare the data again with --force"
-_WINDOW: Final = 1024
-"""Entries of an index that are read at once, 8 KiB. Hashes are uniform, so of a million a place is foretold within some 500."""
+_WINDOW: Final = 2048
+"""Entries of an index that are read at once, 16 KiB. Of 500,000 uniform hashes 99.5% lie within 1,024 entries of where they are foretold."""
+_MAX_KEY: Final = (1 << 64) - 1
 
 
 class SideFile:
@@ -83,40 +84,55 @@ class Lengths:
         return first + int(np.searchsorted(bounds, token, side="right")) - 1
 
 
-def documents_by_hash(file: SideFile, *, num_docs: int, low: int, high: int) -> list[int]:
-    """From an `.idx`: the documents whose hash begins with 8 bytes from `low` to `high`, both included. About two reads of 8 KiB."""
-    first = _lower_bound(file, num_docs=num_docs, key=low)
-    found: list[int] = []
-    while first < num_docs:
-        keys = file.read(8 * first, min(_WINDOW, num_docs - first), dtype="<u8")
-        num_found = int(np.searchsorted(keys, np.uint64(high), side="right"))
-        if num_found:
-            found += file.read(8 * num_docs + 4 * first, num_found, dtype="<u4").tolist()
-        if num_found < len(keys):
-            break
-        first += num_found
-    return found
+def documents_by_hash(storage: Storage, indexes: Sequence[tuple[str, int]], *, low: int, high: int) -> list[list[int]]:
+    """From each `.idx` file (name, documents): those whose hash begins with 8 bytes from `low` to `high`, both included.
+
+    All files are looked into at once, where a uniform key would lie; the few whose key lies elsewhere are searched. Some 16 KiB of each.
+    """
+    windows = [_window(num_docs, _foretold(low, num_docs)) for _, num_docs in indexes]
+    wanted = [ByteRange(name, 8 * begin, 8 * (end - begin)) for (name, _), (begin, end) in zip(indexes, windows, strict=True)]
+    found: list[tuple[int, int] | None] = []
+    for (_, num_docs), (begin, end), view in zip(indexes, windows, storage.ranges(wanted), strict=True):
+        keys = np.frombuffer(view, dtype="<u8", count=len(view) // 8)
+        first, last = (int(place) for place in (keys.searchsorted(np.uint64(low)), keys.searchsorted(np.uint64(high), side="right")))
+        is_inside = len(keys) == end - begin and (first > 0 or begin == 0) and (last < len(keys) or end == num_docs)
+        found.append((begin + first, begin + last) if is_inside else None)
+    numbers = []
+    for (name, num_docs), place in zip(indexes, found, strict=True):
+        file = SideFile(storage, name)
+        first, end = place or (_rank(file, num_docs=num_docs, key=low), _rank(file, num_docs=num_docs, key=high + 1))
+        numbers.append(file.read(8 * num_docs + 4 * first, end - first, dtype="<u4").tolist() if end > first else [])
+    return numbers
 
 
-def _lower_bound(file: SideFile, *, num_docs: int, key: int) -> int:
-    """How many keys are less than `key`. Looks where a uniform key would lie; after two misses halves what is left, whatever they are."""
+def _rank(file: SideFile, *, num_docs: int, key: int) -> int:
+    """How many keys of an index are less than `key`. Interpolates twice, then halves what is left, whatever the keys are."""
     first, end = 0, num_docs
     below, above = 0, 1 << 64
     num_misses = 0
     while first < end:
         share = (key - below) / (above - below) if num_misses < 2 else 0.5
-        middle = first + int((end - first) * share)
-        begin = max(first, min(middle - _WINDOW // 2, end - _WINDOW))
-        keys = file.read(8 * begin, min(_WINDOW, end - begin), dtype="<u8")
-        place = int(np.searchsorted(keys, np.uint64(key), side="left"))
-        if place == 0 and begin > first:
-            end, above = begin, int(keys[0])
-        elif place == len(keys) and begin + len(keys) < end:
-            first, below = begin + len(keys), int(keys[-1])
+        begin, stop = _window(end - first, int((end - first) * share))
+        keys = file.read(8 * (first + begin), stop - begin, dtype="<u8")
+        place = int(keys.searchsorted(np.uint64(key))) if key <= _MAX_KEY else len(keys)
+        if place == 0 and begin > 0:
+            end, above = first + begin, int(keys[0])
+        elif place == len(keys) and stop < end - first:
+            first, below = first + stop, int(keys[-1])
         else:
-            return begin + place
+            return first + begin + place
         num_misses += 1
     return first
+
+
+def _foretold(key: int, num_docs: int) -> int:
+    return key * num_docs >> 64
+
+
+def _window(size: int, middle: int) -> tuple[int, int]:
+    """[begin, end) of at most _WINDOW of `size` entries around `middle`."""
+    begin = max(0, min(middle - _WINDOW // 2, size - _WINDOW))
+    return begin, min(size, begin + _WINDOW)
 
 
 class _Seekable(io.RawIOBase):
