@@ -138,8 +138,15 @@ def rarity(share: float) -> float:
 
 
 def standard_score(found: float, *, of: float, share: float) -> float:
-    """How many standard deviations `found` of `of` draws lie from what `share` of them would be."""
-    return (found - of * share) / math.sqrt(max(1e-12, of * share * (1.0 - share))) if of else 0.0
+    """How many standard deviations `found` of `of` draws lie from what `share` of them would be, positive above.
+
+    On the scale of the arcsine of the root, where the spread is the same for all shares: one hit of a dozen is no news.
+    """
+    return 2.0 * math.sqrt(of) * (_angle(found / of) - _angle(share)) if of else 0.0
+
+
+def _angle(share: float) -> float:
+    return math.asin(math.sqrt(min(1.0, max(0.0, share))))
 
 
 def baselines(

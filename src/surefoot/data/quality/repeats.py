@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from surefoot.data.provenance import StoredDocument
 from surefoot.data.quality.minhash import NUM_BINS, Signatures, signatures, token_grams
 from surefoot.data.quality.siblings import have_signatures, stored_signatures
-from surefoot.data.quality.stored import Shelf, StoredText, excerpt, spread, told
+from surefoot.data.quality.stored import Shelf, excerpt, spread, told
 
 NEAR: Final = 0.8
 """From this similarity on a document is nearly a copy."""
@@ -20,7 +21,8 @@ _MAX_COMPUTED_TOKENS: Final = 4_000_000
 _BAND_BINS: Final = 4  # 8 bands of 4: of pairs at 0.8 one in 60 is missed, of pairs at 0.3 one in 16 is compared
 _MAX_EXAMPLES: Final = 5
 _GRAM_TOKENS: Final = 12
-_NUM_GRAMS: Final = 10
+_NUM_PASSAGES: Final = 10
+_LEAST_DOCUMENTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +68,36 @@ def near_pairs(numbers: npt.NDArray[np.int64], table: Signatures) -> NearCopies:
     return NearCopies(len(table), int(is_copy.sum()), listed)
 
 
-class SharedGrams:
-    """Counts in how many documents each 12-gram of tokens stands. Keeps 8 bytes for each n-gram that was added."""
+def shared_passages(shelf: Shelf, documents: Sequence[StoredDocument]) -> list[dict[str, Any]]:
+    """What most of `documents` have in common, by 12-grams of tokens that stand in three or more; neighbours are one passage.
 
-    def __init__(self) -> None:
-        self._grams: list[npt.NDArray[np.uint64]] = []
-
-    def add(self, stored: StoredText) -> None:
-        self._grams.append(np.unique(token_grams(stored.tokens, n=_GRAM_TOKENS)))
-
-    def top(self, documents: Iterable[StoredText], shelf: Shelf) -> list[dict[str, Any]]:
-        """The n-grams of most documents, three at least; overlapping ones once. `documents` are gone through again for their text."""
-        if not self._grams:
-            return []
-        grams, counts = np.unique(np.concatenate(self._grams), return_counts=True)
-        order = np.argsort(-counts, kind="stable")[: _NUM_GRAMS * _GRAM_TOKENS]
-        wanted = {int(grams[index]): int(counts[index]) for index in order if counts[index] >= 3}
-        return _told_grams(wanted, documents, shelf)
+    Keeps 8 bytes for each n-gram, and goes through the documents twice.
+    """
+    grams = [np.unique(token_grams(shelf.beginning(document), n=_GRAM_TOKENS)) for document in documents]
+    if not grams:
+        return []
+    found, counts = np.unique(np.concatenate(grams), return_counts=True)
+    order = np.argsort(-counts, kind="stable")[: _NUM_PASSAGES * _GRAM_TOKENS]
+    wanted = {int(found[index]): int(counts[index]) for index in order if counts[index] >= _LEAST_DOCUMENTS}
+    return _passages(wanted, shelf, documents)
 
 
-def _told_grams(wanted: dict[int, int], documents: Iterable[StoredText], shelf: Shelf) -> list[dict[str, Any]]:
-    """The text of each of `wanted`, where it first stands. One that begins within another that is told already is the same passage."""
+def _passages(wanted: dict[int, int], shelf: Shelf, documents: Sequence[StoredDocument]) -> list[dict[str, Any]]:
+    """The text of each of `wanted`, where it first stands."""
     passages: list[dict[str, Any]] = []
     left = dict(wanted)
-    for stored in documents:
+    for document in documents:
         if not left:
             break
-        hashes = token_grams(stored.tokens, n=_GRAM_TOKENS)
-        reach = -1
-        for place in np.flatnonzero(np.isin(hashes, np.fromiter(left, dtype=np.uint64))).tolist():
-            count = left.pop(int(hashes[place]), None)
-            if count is None or place <= reach:
-                continue
-            reach = place + _GRAM_TOKENS - 1
-            text = shelf.tokenizer.decode(stored.tokens[place : place + _GRAM_TOKENS].tolist())
-            passages.append({"documents": count, "tokens": _GRAM_TOKENS, "text": excerpt(text)})
-    return sorted(passages, key=lambda passage: -passage["documents"])[:_NUM_GRAMS]
+        tokens = shelf.beginning(document)
+        hashes = token_grams(tokens, n=_GRAM_TOKENS)
+        places = np.flatnonzero(np.isin(hashes, np.fromiter(left, dtype=np.uint64)))
+        for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if places.size else ():
+            counts = [count for place in run.tolist() if (count := left.pop(int(hashes[place]), None)) is not None]
+            if counts:
+                text = shelf.tokenizer.decode(tokens[int(run[0]) : int(run[-1]) + _GRAM_TOKENS].tolist())
+                passages.append({"documents": max(counts), "tokens": int(run[-1] - run[0]) + _GRAM_TOKENS, "text": excerpt(text)})
+    return sorted(passages, key=lambda passage: -passage["documents"])[:_NUM_PASSAGES]
 
 
 def _signatures_of(shelf: Shelf, source: str) -> tuple[npt.NDArray[np.int64], Signatures]:

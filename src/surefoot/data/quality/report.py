@@ -15,7 +15,7 @@ import numpy as np
 from surefoot.core.strict_json import loads
 from surefoot.data.manifest import SourceEntry
 from surefoot.data.quality.look import DOCUMENTS_LOOKED_AT, Looked, look_at_source, standard_score
-from surefoot.data.quality.repeats import SharedGrams, near_copies
+from surefoot.data.quality.repeats import near_copies, shared_passages
 from surefoot.data.quality.rules import Rule, RuleSet, by_id
 from surefoot.data.quality.stored import Shelf, told
 
@@ -90,7 +90,7 @@ def source_report(shelf: Shelf, name: str, entry: SourceEntry, *, rules: RuleSet
         "would_drop": _would_drop(looks),
         "stretches": _stretches(shelf, name, looks),
         "near_copies": near_copies(shelf, name).as_json(shelf, name),
-        "shared_passages": _shared(shelf, looks),
+        "shared_passages": shared_passages(shelf, [one.document for one in looks]),
     }
 
 
@@ -208,13 +208,6 @@ def _groups(shelf: Shelf, name: str, looks: Sequence[Looked]) -> Iterator[tuple[
         label = f"{name}/{one.document.shard}" if _by_shard(shelf, name) else f"{one.document.number * _NUM_STRETCHES // docs + 1}"
         groups.setdefault(label, []).append(one)
     yield from groups.items()
-
-
-def _shared(shelf: Shelf, looks: Sequence[Looked]) -> list[dict[str, Any]]:
-    grams = SharedGrams()
-    for one in looks:
-        grams.add(shelf.read(one.document))
-    return grams.top((shelf.read(one.document) for one in looks), shelf)
 
 
 def _told_rule(rule: Rule) -> dict[str, Any]:

@@ -68,10 +68,13 @@ class Shelf:
 
     def read(self, document: StoredDocument) -> StoredText:
         """Raises DataError where a block on disk is not what was written."""
-        num_tokens = min(document.end - document.start, MAX_DOCUMENT_TOKENS)
-        tokens = self.tokens(TokenSpan(document.source, document.start, document.start + num_tokens))
-        text = self.tokenizer.decode(tokens.tolist())
-        return StoredText(document, tokens, text, is_cut=num_tokens < document.end - document.start)
+        tokens = self.beginning(document)
+        return StoredText(document, tokens, self.tokenizer.decode(tokens.tolist()), is_cut=len(tokens) < document.end - document.start)
+
+    def beginning(self, document: StoredDocument) -> npt.NDArray[Any]:
+        """Its tokens, of a very long one the first `MAX_DOCUMENT_TOKENS`."""
+        end = min(document.end, document.start + MAX_DOCUMENT_TOKENS)
+        return self.tokens(TokenSpan(document.source, document.start, end))
 
     def tokens(self, span: TokenSpan) -> npt.NDArray[Any]:
         if span.source not in self._stores:
