@@ -66,7 +66,7 @@ class RunSteps:
     @cached_property
     def newest(self) -> tuple[int, int]:
         """(finished steps, next sample) of the present line."""
-        rows = on_line(_rows(self._run_dir, newest=1), self._attempts)
+        rows = on_line(_rows(self._run_dir, newest=1), self._attempts)  # those before it are of older attempts or steps
         return max([self._start, *((int(row["step"]), int(row["next_sample"])) for row in rows)])
 
     @property
@@ -164,5 +164,6 @@ def _layout(told: object) -> ParallelSection | None:
 def _rows(run_dir: Path, *, newest: int | None = None, steps: range | None = None) -> list[dict[str, Any]]:
     from surefoot.observe.metrics import read_steps
 
-    rows: list[dict[str, Any]] = read_steps(run_dir, newest=newest, steps=steps).select(["step", "attempt", "next_sample"]).to_pylist()
+    table = read_steps(run_dir, newest=newest, steps=steps).select(["step", "attempt", "next_sample"])
+    rows: list[dict[str, Any]] = table.slice(max(0, table.num_rows - newest) if newest else 0).to_pylist()
     return rows

@@ -29,7 +29,7 @@ I64Array = npt.NDArray[np.int64]
 ORIGIN_COLUMNS: Final = ("doc_hash", "file", "record", "byte_offset", "byte_length")
 _HINT: Final = "restore the file from a copy, or prepare the data again with --force"
 _WINDOW: Final = 2048
-"""Entries of an index that are read at once, 16 KiB. Of 500,000 uniform hashes 99.5% lie within 1,024 entries of where they are foretold."""
+"""Entries of an index that are read at once, 16 KiB. Of 500,000 uniform hashes 99.5% lie within 1,024 of where they are foretold."""
 _MAX_KEY: Final = (1 << 64) - 1
 
 
