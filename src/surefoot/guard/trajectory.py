@@ -146,8 +146,8 @@ def stage_changes(entries: Iterable[LedgerEntry]) -> tuple[DataChange, ...]:
 
     A step that ended at the edge of a stage may have been cut short there, so the sample before the edge is counted in.
     """
-    changed = [entry for entry in entries if entry.event == Event.STAGE_CHANGED]
-    return tuple(DataChange(entry.attempt + 1, int(entry.fields.get("effective_sample") or 0) - 1) for entry in changed)
+    changed = [(entry.attempt, entry.fields.get("effective_sample")) for entry in entries if entry.event == Event.STAGE_CHANGED]
+    return tuple(DataChange(attempt + 1, (sample if isinstance(sample, int) else 0) - 1) for attempt, sample in changed)
 
 
 def saw_the_same(recorded: Recorded, changes: Iterable[DataChange]) -> bool:
