@@ -19,8 +19,8 @@ from surefoot.data.steps import StepPlan
 
 I64Array = npt.NDArray[np.int64]
 
-_DECIDES_STEPS: Final = frozenset({"train", "data", "stage"})
-"""Sections that say how many samples a step takes: where one was changed under way, the steps before are not those of the config now."""
+_DECIDES_STEPS: Final = "train"
+"""The section that says how many samples a step takes: where it was changed under way, steps may not be those of the config now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RunSteps:
         self.num_steps = num_steps
         self._run_dir, self._plan, self._parallel, self._start = run_dir, plan, parallel, start
         self._attempts = attempts_of(entries)
-        self._was_changed = any(entry.event == Event.CONFIG_ACCEPTED and entry.fields.get("section") in _DECIDES_STEPS for entry in entries)
+        self._was_changed = any(entry.event == Event.CONFIG_ACCEPTED and entry.fields.get("section") == _DECIDES_STEPS for entry in entries)
 
     @cached_property
     def newest(self) -> tuple[int, int]:
@@ -115,18 +115,25 @@ class RunSteps:
 
     @cached_property
     def _follows_plan(self) -> bool:
-        """Whether all steps so far are those of the config as it is now."""
-        finished, next_sample = self.newest
-        return not self._was_changed and self._plan.step_at(next_sample) == finished
+        """Whether all steps so far are those of the config as it is now. It can only have been another between two attempts."""
+        ends = dict([self.newest])
+        if self._was_changed:
+            bases = {attempt.base_step for attempt in self._attempts}
+            ends |= {step: next_sample for step, next_sample in self._line.items() if step in bases}
+        return all(self._plan.samples(next_sample)[0] == self._plan.span(step)[0] for step, next_sample in ends.items())
+
+    @cached_property
+    def _line(self) -> dict[int, int]:
+        """Where each recorded step of the present line ends."""
+        return {int(row["step"]): int(row["next_sample"]) for row in on_line(_rows(self._run_dir), self._attempts)}
 
     @cached_property
     def _firsts(self) -> I64Array:
         """The first sample of every step: recorded ones, then one after the other. For a run whose batch was changed under way."""
         finished, next_sample = self.newest
-        rows = {int(row["step"]): int(row["next_sample"]) for row in on_line(_rows(self._run_dir), self._attempts)}
         firsts = [0]
         for step in range(1, finished):
-            firsts.append(rows.get(step, firsts[-1]))
+            firsts.append(self._line.get(step, firsts[-1]))
         firsts += [next_sample] if finished else []
         while len(firsts) < self.num_steps:
             firsts.append(int(self._plan.samples(firsts[-1])[-1]) + 1)
