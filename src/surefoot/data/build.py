@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from surefoot.core.durable import write_atomic
 from surefoot.core.strict_json import canonical
 from surefoot.data.crew import Crew
 from surefoot.data.documents import BadRecord
-from surefoot.data.encoder import EncodeItem, Encoder, Stored, input_changed
+from surefoot.data.encoder import Encoder, Stored, encode_items, input_changed
 from surefoot.data.journal import Journal
 from surefoot.data.manifest import SPLITS, SourceEntry, dtype_for, stored_dtype
 from surefoot.data.parts import Place
@@ -52,15 +52,11 @@ def build_source(
 
     Raises Unwritable, Damaged, and DataError when the input changed since the survey.
     """
-    writing_pass = _Pass(corpus, survey=survey, codec=codec, journal=journal, shard_bytes=shard_bytes)
-    try:
-        writing_pass.run(crew, progress=progress)
+    with closing(_Pass(corpus, survey=survey, codec=codec, journal=journal, shard_bytes=shard_bytes)) as pass_:
+        pass_.run(crew, progress=progress)
         with writing():
-            splits = {split: writer.finish() for split, writer in writing_pass.writers.items()}
+            splits = {split: writer.finish() for split, writer in pass_.writers.items()}
             rejected = _write_rejects(journal, corpus=corpus, survey=survey)
-    finally:
-        for writer in writing_pass.writers.values():
-            writer.abandon()
     return SourceEntry(
         documents_sha256=survey.documents_sha256,
         bad_records=rejected.pop("", 0),
@@ -84,42 +80,37 @@ class _Pass:
         self._done_bytes: int = noted.get("done_bytes", 0)
         states: Mapping[str, Any] = noted.get("splits", {})
         self.writers: dict[str, SplitWriter] = {}
-        with writing():
-            for split in SPLITS:
-                self.writers[split] = SplitWriter(
-                    journal.data / corpus.source / split,
-                    dtype=stored_dtype(dtype_for(codec.vocab_size)),
-                    files=corpus.reader.files,
-                    work=journal.work / corpus.source / split,
-                    shard_bytes=shard_bytes,
-                    state=split_state(states[split]) if split in states else None,
-                )
+        try:
+            with writing():
+                for split in SPLITS:
+                    self.writers[split] = SplitWriter(
+                        journal.data / corpus.source / split,
+                        dtype=stored_dtype(dtype_for(codec.vocab_size)),
+                        files=corpus.reader.files,
+                        work=journal.work / corpus.source / split,
+                        shard_bytes=shard_bytes,
+                        state=split_state(states[split]) if split in states else None,
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for writer in self.writers.values():
+            writer.abandon()
 
     def run(self, crew: Crew, *, progress: Callable[[Progress], None]) -> None:
         total_bytes = self._survey.text_bytes
         progress(Progress("tokenizing", self._done_bytes, total_bytes))
         num_chunks = self._first_chunk
-        for item, stored in crew.map(Encoder(self._corpus.reader, self._codec.json_bytes), self._items()):
+        items = encode_items(self._corpus, survey=self._survey, first_chunk=self._first_chunk, start=self._place)
+        for item, stored in crew.map(Encoder(self._corpus.reader, self._codec.json_bytes), items):
             num_chunks += 1
             with writing():
                 self._add(stored)
                 if (num_chunks - self._first_chunk) % CHUNKS_PER_NOTE == 0:
                     self._write_note(num_chunks, place=item.chunk.end)
             progress(Progress("tokenizing", self._done_bytes, total_bytes))
-        if num_chunks != len(self._survey.chunk_rows):
-            raise input_changed(self._corpus.source)
-
-    def _items(self) -> Iterator[EncodeItem]:
-        survey = self._survey
-        row = int(survey.chunk_rows[: self._first_chunk].sum())
-        chunks = self._corpus.cutting.chunks(self._corpus.files, start=self._place)
-        for number, chunk in enumerate(chunks, start=self._first_chunk):
-            if number >= len(survey.chunk_rows):
-                raise input_changed(self._corpus.source)
-            end = row + int(survey.chunk_rows[number])
-            digests = hashlib.sha256(survey.rows["digest"][row:end].tobytes()).digest()
-            yield EncodeItem(chunk, survey.fates[row:end].tobytes(), digests)
-            row = end
 
     def _add(self, stored: Mapping[str, Stored]) -> None:
         for split, documents in stored.items():

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from surefoot.core.errors import DataError
 from surefoot.data.documents import BadRecord, Document
 from surefoot.data.manifest import dtype_for, stored_dtype
-from surefoot.data.parts import Chunk
+from surefoot.data.parts import Chunk, Place
 from surefoot.data.quality.minhash import signatures
-from surefoot.data.reader import Reader, is_empty
+from surefoot.data.reader import Corpus, Reader, is_empty
 from surefoot.data.stored_rows import ROW
-from surefoot.data.survey import HELD_OUT, LEFT_OUT, TRAINED_ON
+from surefoot.data.survey import HELD_OUT, LEFT_OUT, TRAINED_ON, Survey
 from surefoot.data.tokenizer import Tokenizer
 
 _BATCH_CHARACTERS: Final = 1 << 18  # the tokenizer keeps some 100 bytes a token while a batch lasts
@@ -32,6 +32,21 @@ class EncodeItem:
     chunk: Chunk
     fates: bytes
     digests_sha256: bytes
+
+
+def encode_items(corpus: Corpus, *, survey: Survey, first_chunk: int = 0, start: Place | None = None) -> Iterator[EncodeItem]:
+    """The chunks that were surveyed, from `first_chunk` on, which begins at `start`. Raises DataError when there are others now."""
+    row = int(survey.chunk_rows[:first_chunk].sum())
+    num_chunks = first_chunk
+    for chunk in corpus.cutting.chunks(corpus.files, start=start):
+        if num_chunks >= len(survey.chunk_rows):
+            raise input_changed(corpus.source)
+        end = row + int(survey.chunk_rows[num_chunks])
+        digests = hashlib.sha256(survey.rows["digest"][row:end].tobytes()).digest()
+        yield EncodeItem(chunk, survey.fates[row:end].tobytes(), digests)
+        row, num_chunks = end, num_chunks + 1
+    if num_chunks != len(survey.chunk_rows):
+        raise input_changed(corpus.source)
 
 
 @dataclass(frozen=True, slots=True)

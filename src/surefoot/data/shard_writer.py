@@ -130,10 +130,10 @@ class SplitWriter:
         if self._shard is not None:
             self._shard.abandon()
 
-    def _open(self, state: SplitState | None) -> _ShardWriter:
+    def _open(self, state: SplitState | None) -> ShardWriter:
         name = f"{len(self._entries):05d}"
         tokens, rows = (state.tokens, state.rows) if state else (None, None)
-        return _ShardWriter(self._folder, name=name, rows=self._rows_path(name), dtype=self._dtype, marks=(tokens, rows))
+        return ShardWriter(self._folder, name=name, rows=self._rows_path(name), dtype=self._dtype, marks=(tokens, rows))
 
     def _close_shard(self) -> None:
         if self._shard is None:
@@ -163,15 +163,24 @@ class SplitWriter:
         raise Damaged(f"shard {number} is not what was written")
 
 
-class _ShardWriter:
-    """One open shard: its tokens with their checksums, and a row per document."""
+class ShardWriter:
+    """One open shard, `folder`/`name`: its tokens with their checksums, and a row per document in the file `rows`.
 
-    def __init__(self, folder: Path, *, name: str, rows: Path, dtype: np.dtype[Any], marks: tuple[Mark | None, Mark | None]) -> None:
+    `marks` are what an interrupted writer synced of both.
+    """
+
+    def __init__(
+        self, folder: Path, *, name: str, rows: Path, dtype: np.dtype[Any], marks: tuple[Mark | None, Mark | None] = (None, None)
+    ) -> None:
         self._base = folder / name
         self._name = name
         self._dtype = dtype
         self._tokens = Spool(self._base.with_suffix(".tok"), mark=marks[0], header_bytes=HEADER_BYTES)
-        self._rows = Spool(rows, mark=marks[1])
+        try:
+            self._rows = Spool(rows, mark=marks[1])
+        except BaseException:
+            self._tokens.close()
+            raise
         self._sums, self._partial = array("Q"), b""
         if marks[0]:
             self._add_sums(self._tokens.read())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,9 +101,9 @@ def take_survey(corpus: Corpus, *, heldout_fraction: float, journal: Journal, cr
 
     Raises DataError for a bad record (unless they are skipped) and for a corpus without a document; Damaged.
     """
-    pass_ = _Pass(corpus, journal=journal)
-    if not pass_.is_done:
-        pass_.run(crew, progress=progress)
+    with closing(_Pass(corpus, journal=journal)) as pass_:
+        if not pass_.is_done:
+            pass_.run(crew, progress=progress)
     rows = _map_rows(pass_.folder)
     digests = rows["digest"]
     is_first = first_ones(digests)
@@ -144,25 +145,30 @@ class _Pass:
         self.num_bad: int = noted.get("num_bad", 0)
         self.is_done: bool = noted.get("is_done", False)
         marks = noted.get("marks", {})
-        self._spools = {
-            name: Spool(self.folder / f"survey.{name}", mark=mark_from_json(marks.get(name))) for name in ("rows", "counts", "rejects")
-        }
+        self._spools: dict[str, Spool] = {}
+        try:
+            for name in ("rows", "counts", "rejects"):
+                self._spools[name] = Spool(self.folder / f"survey.{name}", mark=mark_from_json(marks.get(name)))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for spool in self._spools.values():
+            with suppress(OSError):  # closing flushes, which fails again on a full disk
+                spool.close()
 
     def run(self, crew: Crew, *, progress: Callable[[Progress], None]) -> None:
         corpus = self._corpus
         chunks = corpus.cutting.chunks(corpus.files, start=self._place)
         progress(Progress("reading", self._done_bytes, corpus.num_bytes))
-        try:
-            for number, (chunk, found) in enumerate(crew.map(surveyor_of(corpus), chunks), start=1):
-                self._add(chunk, found)
-                progress(Progress("reading", self._done_bytes, corpus.num_bytes))
-                if number % CHUNKS_PER_NOTE == 0:
-                    self._write_note()
-            self.is_done = True
-            self._write_note()
-        finally:
-            for spool in self._spools.values():
-                spool.close()
+        for number, (chunk, found) in enumerate(crew.map(surveyor_of(corpus), chunks), start=1):
+            self._add(chunk, found)
+            progress(Progress("reading", self._done_bytes, corpus.num_bytes))
+            if number % CHUNKS_PER_NOTE == 0:
+                self._write_note()
+        self.is_done = True
+        self._write_note()
 
     def _add(self, chunk: Chunk, found: ChunkSurvey) -> None:
         bad = found.bad_records

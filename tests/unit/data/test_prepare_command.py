@@ -29,7 +29,8 @@ def test_json_is_one_object_with_stable_keys(corpus: Path, tmp_path: Path, capsy
     options = ["--tokenizer", "bpe:300", "--text-field", "body", "--name", "mine", "--heldout-fraction", "0.1", "--json"]
     assert run(["data", "prepare", str(corpus), "--out", str(tmp_path / "out"), *options]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer) == {"schema_version", "path", "manifest_sha256", "tokenizer", "dtype", "heldout_fraction", "sources"}
+    stable = {"schema_version", "path", "manifest_sha256", "tokenizer", "dtype", "heldout_fraction", "sources"}
+    assert set(answer) == stable | {"parent", "rules", "replaced"}
     assert answer["schema_version"] == 1
     mine = answer["sources"]["mine"]
     assert (mine["documents"], mine["duplicates"], mine["bad_records"]) == (50, 1, 0)
