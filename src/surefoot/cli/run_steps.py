@@ -108,7 +108,14 @@ class RunSteps:
         first = self._first_of(step) if first is None else first
         samples = self._plan.samples(first)
         end = rows.get(step, int(samples[-1]) + 1)
-        return samples if samples[-1] + 1 == end else np.arange(first, end, dtype=np.int64)
+        if self._behind(int(samples[-1]) + 1) == self._behind(end):
+            return samples
+        taken = np.arange(first, end, dtype=np.int64)
+        return taken[~np.any([(taken >= low) & (taken < high) for low, high in ((0, 0), *self._plan.skipped)], axis=0)]
+
+    def _behind(self, sample: int) -> int:
+        """The first sample from `sample` on that is not skipped: a record may say where a skipped range begins, or where it ends."""
+        return int(self._plan.samples(sample)[0])
 
     def _first_of(self, step: int) -> int:
         return self._plan.span(step - 1)[0] if self._follows_plan else int(self._firsts[step - 1])
@@ -120,7 +127,7 @@ class RunSteps:
         if self._was_changed:
             bases = {attempt.base_step for attempt in self._attempts}
             ends |= {step: next_sample for step, next_sample in self._line.items() if step in bases}
-        return all(self._plan.samples(next_sample)[0] == self._plan.span(step)[0] for step, next_sample in ends.items())
+        return all(self._behind(next_sample) == self._plan.span(step)[0] for step, next_sample in ends.items())
 
     @cached_property
     def _line(self) -> dict[int, int]:

@@ -162,6 +162,15 @@ def test_what_is_blocked_is_marked_and_what_is_skipped_is_in_no_step(data: Path,
     assert not set(marks) & set(range(*skipped))
 
 
+@pytest.mark.parametrize("jump", [0, 35])
+def test_a_record_may_end_before_or_behind_a_skipped_range(jump: int, run_dir: Path, asked: Answer) -> None:
+    now, end = ends_of(order_of(run_dir).steps, NUM_DONE, NUM_DONE + 2)[::2]
+    take(run_dir, Block("samples", f"{end}:{end + 35}", "skip", samples=(end, end + 35), effective_sample=now))
+    record_attempt(run_dir, attempt=2, base_step=NUM_DONE, next_samples=[now + 10, end + jump, end + 45])
+    told = [asked(run_dir, "--step", step) for step in (14, 15, 16)]
+    assert [(answer["first_sample"], answer["num_samples"]) for answer in told] == [(now + 10, 10), (end + 35, 10), (end + 45, 10)]
+
+
 def take(run_dir: Path, *blocks: Block) -> None:
     ledger, head = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by="test"), ZERO_HASH
     for count, block in enumerate(blocks, start=1):
