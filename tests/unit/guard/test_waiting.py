@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from surefoot.core.records import RankSignals, Signals
+from surefoot.guard.waiting import DataWaits
+
+RANK = RankSignals(rank=0, loss_sum=1.0, num_live_tokens=8, data_wait_s=0.0, forward_backward_s=0.5, step_clock_s=0.0, cpu_s=0.0)
+SIGNALS = Signals(
+    step=1,
+    attempt=1,
+    generation=1,
+    loss=1.0,
+    num_live_tokens=8,
+    grad_norm=1.0,
+    num_nonfinite=0,
+    leave_requested=False,
+    save_requested=False,
+    save_clock_s=0.0,
+    save_stall_s=0.0,
+    save_slot_free=True,
+    block_requested=False,
+    ranks=(RANK, replace(RANK, rank=1)),
+)
+
+
+def told(waits_s: tuple[float, float], *, step_s: float, num_steps: int) -> list[str]:
+    waits, said = DataWaits(), []
+    for step in range(num_steps):
+        now_s = step * step_s
+        ranks = tuple(replace(part, data_wait_s=wait_s, step_clock_s=now_s) for part, wait_s in zip(SIGNALS.ranks, waits_s, strict=True))
+        if line := waits.step(replace(SIGNALS, ranks=ranks), step_s=step_s):
+            said.append(line)
+    return said
+
+
+def test_steps_that_wait_are_told_with_the_rank_that_waits_longest() -> None:
+    (line,) = told((0.1, 0.4), step_s=1.0, num_steps=60)
+    assert line.startswith("the last 50 steps waited 40% of their time for data, 20.0s in all, rank 1 the longest")
+
+
+def test_healthy_and_tiny_steps_are_not_worth_a_word() -> None:
+    assert not told((0.05, 0.09), step_s=1.0, num_steps=200)
+    assert not told((0.001, 0.004), step_s=0.01, num_steps=200)
+    assert not told((0.4, 0.4), step_s=1.0, num_steps=49)
+
+
+def test_it_is_told_once_in_a_while() -> None:
+    assert len(told((0.0, 0.5), step_s=1.0, num_steps=349)) == 1
+    assert len(told((0.0, 0.5), step_s=1.0, num_steps=351)) == 2
