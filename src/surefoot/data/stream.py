@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from surefoot.core.blocking import Block, BlockMode
+from surefoot.core.errors import DataError
 from surefoot.core.hashing import key64
 from surefoot.data.blocked import BlockedSpans, blocked_by_source
 from surefoot.data.cursor import PROBE_SAMPLES, order_probe
@@ -30,6 +31,7 @@ class SampleStream:
         self.order = order
         self._stores = [stores[name] for name in order.names]
         self._eos_id = eos_id
+        self._vocab_size = self._stores[0].manifest.tokenizer.vocab_size
         blocked = blocked_by_source(blocks, modes=_SILENCED)
         self._blocked = [blocked.get(name, BlockedSpans()) for name in order.names]
 
@@ -38,6 +40,7 @@ class SampleStream:
         where = self.order.rows(samples)
         stream_BT = np.zeros((samples.size, seq_len + 1), dtype=self._stores[0].manifest.token_dtype)
         blocked_BT = self._read(where.sources, where.starts, samples, stream_BT)
+        self._refuse_unknown_ids(stream_BT, where.sources, samples)
         rows = pack_rows(stream_BT, eos_id=self._eos_id, blocked_BT=blocked_BT)
         firsts = where.starts.copy()
         for row in np.flatnonzero(where.starts < 0).tolist():
@@ -80,6 +83,19 @@ class SampleStream:
                     for first, end in self._blocked[source].within(int(starts[row]), row_tokens, sample=int(samples[row])):
                         blocked_BT[row, first:end] = True
         return blocked_BT
+
+    def _refuse_unknown_ids(self, stream_BT: npt.NDArray[Any], sources: I64Array, samples: I64Array) -> None:
+        """A checksum proves that ids are those that were written, not that the model has a row for each."""
+        if stream_BT.size and int(stream_BT.max()) >= self._vocab_size:
+            row, place = (int(index[0]) for index in np.nonzero(stream_BT >= self._vocab_size))
+            raise DataError(
+                f"id {stream_BT[row, place]} at position {place} of sample {samples[row]}, the tokenizer has {self._vocab_size} ids",
+                where=f"source {self.order.names[int(sources[row])]!r}",
+                hint="its shards were made with another tokenizer: prepare it again",
+                got=int(stream_BT[row, place]),
+                wanted=self._vocab_size,
+                sample=int(samples[row]),
+            )
 
     def _joined(self, source: int, sample: int, seq_len: int) -> tuple[int, Rows]:
         """(first token, the one row) of a sample that is put together from several spans."""

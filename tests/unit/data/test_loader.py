@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from surefoot.core.errors import DataError
 from surefoot.core.ports import DataPort
 from surefoot.core.sections import SourceSection
-from surefoot.core.strict_json import canonical
+from surefoot.core.strict_json import canonical, dumps
 from surefoot.data.batches import StepBatch
 from surefoot.data.cursor import source_identity
 from surefoot.data.loader import ShardedLoader
@@ -301,6 +302,17 @@ def test_a_flipped_bit_stops_the_run_with_the_sample_that_needed_it(open_loader:
     loader = open_loader(tmp_path / "copy")
     with pytest.raises(DataError, match=r"block 0 at byte 4096 .* needed for sample \d+"):
         next(loader)
+
+
+def test_an_id_that_the_tokenizer_does_not_have_is_named(open_loader: OpenLoader, prepared: Path, tmp_path: Path) -> None:
+    """Checksums of a foreign shard may be right: the ids are not."""
+    shutil.copytree(prepared, tmp_path / "copy")
+    manifest = load_manifest(prepared)
+    smaller = replace(manifest, tokenizer=replace(manifest.tokenizer, vocab_size=100))
+    (tmp_path / "copy" / "manifest.json").write_text(dumps(smaller.as_json()))
+    with pytest.raises(DataError, match=r"id \d+ at position \d+ of sample \d+, the tokenizer has 100 ids") as caught:
+        next(open_loader(tmp_path / "copy"))
+    assert caught.value.exit_code == 4
 
 
 def test_too_little_text_for_one_sample_is_refused(open_loader: OpenLoader, prepared: Path) -> None:
