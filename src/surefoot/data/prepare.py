@@ -208,7 +208,7 @@ def _with_shared(entries: Mapping[str, SourceEntry], *, surveys: Mapping[str, Su
 def _trained_tokenizer(job: _Job, *, surveys: Mapping[str, Survey], journal: Journal, progress: Callable[[Progress], None]) -> Tokenizer:
     """Trained on all sources; once it is, it is kept over an interruption."""
     path = journal.work / TOKENIZER_NAME
-    noted = journal.read("tokenizer")
+    noted = journal.read("trained")
     if noted:
         if not path.exists() or sha256_file(path) != noted["sha256"]:
             raise Damaged(f"{TOKENIZER_NAME} is not what was written")
@@ -226,7 +226,7 @@ def _trained_tokenizer(job: _Job, *, surveys: Mapping[str, Survey], journal: Jou
     codec = train_bpe(texts(), vocab_size=bpe_size(job.recipe) or 0)
     with writing():
         write_atomic(path, codec.json_bytes)
-        journal.note("tokenizer", {"sha256": codec.sha256})
+        journal.note("trained", {"sha256": codec.sha256})
     return codec
 
 
