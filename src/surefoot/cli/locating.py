@@ -30,7 +30,7 @@ def rows_of_step(run: RunData, step: int, *, rank: int | None = None, row: int |
     places = places_of(taken, micro_batch_size=run.config.train.micro_batch_size, rank=rank, row=row)
     samples = run.order.at(taken.samples[[place.slot for place in places]])
     blocked = silenced(run.blocklist.blocks)
-    with run.provenance() as provenance:
+    with run.provenance(taken.data_hash) as provenance:
         return taken, [
             _row(hit, taken, place, rank=rank)
             for place, sample in zip(places, samples, strict=True)
@@ -39,11 +39,25 @@ def rows_of_step(run: RunData, step: int, *, rank: int | None = None, row: int |
 
 
 def rows_of_document(run: RunData, document: str) -> tuple[list[StoredDocument], list[Row]]:
-    """Every place of `document` in the data, and every row of the run that holds a part of it, in all its epochs."""
-    with run.provenance() as provenance:
-        found = found_in(run, provenance, document)
-        rows = [row for stored in found for row in _rows_of_stored(run, stored, provenance)]
-    return found, sorted(rows, key=lambda row: (row["step"], row["slot"], row["span"]))
+    """Every place of `document` in the data, and every row of the run that holds a part of it, in all its epochs.
+
+    Where shards were made anew under the run, a step counts when the document was in the data that the step was trained on.
+    """
+    found: dict[StoredDocument, None] = {}
+    rows: list[Row] = []
+    missing: DataError | None = None
+    for data_hash in run.editions:
+        with run.provenance(data_hash) as provenance:
+            try:
+                here = found_in(run, provenance, document)
+            except DataError as error:
+                missing = error
+                continue
+            found |= dict.fromkeys(here)
+            rows += [row for stored in here for row in _rows_of_stored(run, stored, provenance)]
+    if missing is not None and not found:
+        raise missing
+    return list(found), sorted(rows, key=lambda row: (row["step"], row["slot"], row["span"]))
 
 
 def rows_of_folder(path: str | Path, document: str) -> tuple[list[StoredDocument], list[Row]]:
@@ -130,6 +144,8 @@ def _rows_of_stored(run: RunData, stored: StoredDocument, provenance: Provenance
     rows: list[Row] = []
     for sample, step in zip(run.order.at(samples), run.steps.taking(samples), strict=True):
         taken = planned.get(step) or planned.setdefault(step, run.steps.planned(step))
+        if (taken.data_hash or run.manifest.sha256) != provenance.manifest.sha256:
+            continue
         slot = int(taken.samples.searchsorted(sample.sample))
         place = place_of_slot(slot, micro_batch_size=run.config.train.micro_batch_size, parallel=taken.parallel)
         hits = hits_of(sample, provenance=provenance, blocked=blocked)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.manifest import read_manifest
-from surefoot.cli.run_steps import RunSteps
+from surefoot.cli.run_steps import RunSteps, attempts_of
 from surefoot.config import load_config
 from surefoot.core.errors import CheckpointError, ConfigError, DataError
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.data.manifest import MANIFEST_NAME as DATA_MANIFEST_NAME
-from surefoot.data.manifest import Manifest, load_manifest
+from surefoot.data.manifest import Manifest, earlier_name, load_manifest
 from surefoot.data.provenance import Provenance, StoredDocument
 from surefoot.data.recipe import RunOrder, run_order
 from surefoot.data.storage import is_remote
@@ -31,20 +31,29 @@ from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, is_run, requ
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """`path` is where the prepared data lies, `finished` whether the run has done all its steps."""
+    """`path` is where the prepared data lies, `finished` whether the run has done all its steps.
+
+    `manifest` is of the data that the run goes on with, `editions` are all that it was trained on and that are still there, by their
+    identity: shards that were made anew stand beside those before.
+    """
 
     run_dir: Path
     path: str
     config: RunConfig
     manifest: Manifest
+    editions: Mapping[str, Manifest]
     blocklist: Blocklist
     order: RunOrder
     steps: RunSteps
     finished: bool
 
     @contextmanager
-    def provenance(self) -> Iterator[Provenance]:
-        with Provenance(self.path, manifest=self.manifest) as opened:
+    def provenance(self, data_hash: str = "") -> Iterator[Provenance]:
+        """Of the data of that identity, or of what the run goes on with. Raises DataError when it is not here any more."""
+        if data_hash and data_hash not in self.editions:
+            what = f"this was trained on data {data_hash[:12]}, which is not here any more; here is {self.manifest.sha256[:12]}"
+            raise DataError(what, where=self.path, hint="--data DIR names the folder that has it", wanted=data_hash)
+        with Provenance(self.path, manifest=self.editions.get(data_hash, self.manifest)) as opened:
             yield opened
 
 
@@ -62,9 +71,9 @@ def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
     entries = read_ledger(run_dir / LEDGER_NAME, up_to_damage=True)
     config = load_config(run_dir / CONFIG_NAME).config
     path = str(data) if data else _data_path(config, run_dir)
-    manifest = _manifest_of(path, is_given=bool(data))
+    editions = _editions_of(path, entries=entries, is_given=bool(data))
+    manifest = list(editions.values())[-1]
     cursor = _newest_cursor(run_dir, entries)
-    _refuse_other_data(manifest, path=path, entries=entries)
     blocklist = fold_blocks(entries)
     order = run_order(manifest, config, cursor=cursor, blocks=blocklist.blocks)
     steps = RunSteps(
@@ -76,7 +85,7 @@ def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
         start=_start_of(run_dir, entries, order=order),
     )
     finished = fold_lineage(entries).counters.finished
-    return RunData(run_dir, path, config, manifest, blocklist, order, steps, finished)
+    return RunData(run_dir, path, config, manifest, editions, blocklist, order, steps, finished)
 
 
 def found_in(run: RunData, provenance: Provenance, document: str) -> list[StoredDocument]:
@@ -101,24 +110,43 @@ def _data_path(config: RunConfig, run_dir: Path) -> str:
     return config.data.path
 
 
-def _manifest_of(path: str, *, is_given: bool) -> Manifest:
+def _editions_of(path: str, *, entries: Sequence[LedgerEntry], is_given: bool) -> dict[str, Manifest]:
+    """What the attempts trained on and is still at `path`, the newest last. What has other streams has another order too, and is left out.
+
+    Raises DataError when the newest is not there.
+    """
     if not is_given and not is_remote(path) and not Path(path, DATA_MANIFEST_NAME).exists():
         raise DataError("the data of the run is not here", where=path, hint="--data DIR says where it lies now")
-    return load_manifest(path)
-
-
-def _refuse_other_data(manifest: Manifest, *, path: str, entries: Sequence[LedgerEntry]) -> None:
-    """What the newest attempt trained on, or the data it was told to go on with."""
-    hashes = [entry.fields.get("data_hash") for entry in entries if entry.event == Event.ATTEMPT_STARTED]
-    wanted = next((str(found) for found in reversed(hashes) if found), manifest.sha256)
-    if manifest.sha256 != wanted:
+    here = load_manifest(path)
+    hashes = [attempt.data_hash for attempt in attempts_of(entries) if attempt.data_hash] or [here.sha256]
+    newest = here if hashes[-1] == here.sha256 else _earlier(path, hashes[-1])
+    if newest is None:
         raise DataError(
-            f"this is other data: {manifest.sha256[:12]}, the run trains on {wanted[:12]}",
+            f"this is other data: {here.sha256[:12]}, the run trains on {hashes[-1][:12]}",
             where=path,
             hint="--data DIR names the folder of the run's data",
-            got=manifest.sha256,
-            wanted=wanted,
+            got=here.sha256,
+            wanted=hashes[-1],
         )
+    before = {data_hash: _earlier(path, data_hash) for data_hash in dict.fromkeys(hashes) if data_hash != newest.sha256}
+    known = {data_hash: one for data_hash, one in before.items() if one is not None and _streams_of(one) == _streams_of(newest)}
+    return {**known, newest.sha256: newest}
+
+
+def _earlier(path: str, data_hash: str) -> Manifest | None:
+    """The manifest of data that was in this folder before a shard was made anew, or that is there now."""
+    for name in (earlier_name(data_hash), DATA_MANIFEST_NAME):
+        try:
+            manifest = load_manifest(path, name=name)
+        except DataError:
+            continue
+        if manifest.sha256 == data_hash:
+            return manifest
+    return None
+
+
+def _streams_of(manifest: Manifest) -> dict[str, int]:
+    return {name: source.splits["train"].tokens for name, source in manifest.sources.items()}
 
 
 def _newest_cursor(run_dir: Path, entries: Sequence[LedgerEntry]) -> Mapping[str, Any] | None:

@@ -25,22 +25,29 @@ _DECIDES_STEPS: Final = "train"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt of the run, which began after `base_step` finished steps, and the layout it ran under; None where the ledger has none."""
+    """An attempt of the run, which began after `base_step` finished steps, the layout it ran under, and the identity of its data.
+
+    None and "" where the ledger has none.
+    """
 
     number: int
     base_step: int
     parallel: ParallelSection | None
+    data_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSamples:
-    """One step: its global samples in the order of its slots, whether the present line of the run has done it, and by which attempt."""
+    """One step: its global samples in the order of its slots, whether the present line of the run has done it, by which attempt, and the
+    layout and data of that; without one those of the run now, "" for its data.
+    """
 
     step: int
     samples: I64Array
     seen: bool
     attempt: int | None
     parallel: ParallelSection
+    data_hash: str = ""
 
 
 class RunSteps:
@@ -87,9 +94,9 @@ class RunSteps:
         samples = self._plan.samples(self._first_of(step))
         if step > self.newest[0]:
             return StepSamples(step, samples, seen=False, attempt=None, parallel=self._parallel)
-        attempt = attempt_of(step, self._attempts)
-        parallel = attempt.parallel if attempt and attempt.parallel else self._parallel
-        return StepSamples(step, samples, seen=True, attempt=attempt.number if attempt else None, parallel=parallel)
+        attempt = attempt_of(step, self._attempts) or Attempt(0, 0, None)
+        parallel = attempt.parallel or self._parallel
+        return StepSamples(step, samples, seen=True, attempt=attempt.number or None, parallel=parallel, data_hash=attempt.data_hash)
 
     def taking(self, samples: I64Array) -> list[int]:
         """The step that takes each of `samples`, none of which is skipped."""
@@ -111,7 +118,9 @@ class RunSteps:
         if self._behind(int(samples[-1]) + 1) == self._behind(end):
             return samples
         taken = np.arange(first, end, dtype=np.int64)
-        return taken[~np.any([(taken >= low) & (taken < high) for low, high in ((0, 0), *self._plan.skipped)], axis=0)]
+        for low, high in self._plan.skipped:
+            taken = taken[(taken < low) | (taken >= high)]
+        return taken
 
     def _behind(self, sample: int) -> int:
         """The first sample from `sample` on that is not skipped: a record may say where a skipped range begins, or where it ends."""
@@ -152,9 +161,11 @@ def attempts_of(entries: Iterable[LedgerEntry]) -> tuple[Attempt, ...]:
     found: list[Attempt] = []
     for entry in entries:
         if entry.event == Event.ATTEMPT_STARTED:
-            found.append(Attempt(entry.attempt, entry.step, _layout(entry.fields.get("topology"))))
-        elif entry.event == Event.RUN_ROLLED_BACK:
-            found.append(Attempt(entry.attempt, entry.step, found[-1].parallel if found else None))
+            found.append(
+                Attempt(entry.attempt, entry.step, _layout(entry.fields.get("topology")), str(entry.fields.get("data_hash") or ""))
+            )
+        elif entry.event == Event.RUN_ROLLED_BACK and found:
+            found.append(replace(found[-1], number=entry.attempt, base_step=entry.step))
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from surefoot.data.atoms import deal
 from surefoot.data.manifest import load_manifest
 from surefoot.data.provenance import Provenance
 from surefoot.data.recipe import RunOrder, run_order
+from surefoot.data.reprocess import reprocess
 from surefoot.data.steps import StepPlan
 from surefoot.observe.blocks import taken_fields
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
@@ -106,8 +107,7 @@ def test_a_hit_names_the_bytes_of_its_text(data: Path, run_dir: Path, asked: Ans
 
 def test_a_document_is_told_in_every_step_that_takes_it(run_dir: Path, asked: Answer) -> None:
     """The other way round: all steps asked for one by one say the same as the document."""
-    opened = open_run_data(run_dir)
-    by_step = [hit for step in range(1, 61) for hit in rows_of_step(opened, step)[1]]
+    opened, by_step = open_run_data(run_dir), hits_of_steps(run_dir, 1, 60)
     documents = sorted({hit["document"] for hit in by_step})
     assert len(documents) > 50
     for document in documents[::5]:
@@ -235,6 +235,35 @@ def test_data_that_was_moved_is_named_and_other_data_is_refused(data: Path, tmp_
     assert asked(run_dir, "--step", 2, "--data", tmp_path / "moved") == before
     frozen = Path(__file__).parents[1] / "data" / "frozen" / "format1" / "data"
     assert "other data" in asked(run_dir, "--step", 2, "--data", frozen, exit_code=4)["error"]["what"]
+
+
+def test_steps_before_a_shard_was_made_anew_saw_what_was_there_then(data: Path, tmp_path: Path, asked: Answer) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(data, mine)
+    shutil.copytree(corpus_file(data, ""), corpus_file(mine, ""))
+    run_dir = make_run(tmp_path, mine)
+    ends = ends_of(order_of(run_dir).steps, 1, 20)
+    record_attempt(run_dir, attempt=1, base_step=0, next_samples=ends[:NUM_DONE])
+    before = hits_of_steps(run_dir, 1, 20)
+    mended = tmp_path / "mended.jsonl"
+    mended.write_text(json.dumps({"text": "a mended text " * 40}) + "\n")
+    reprocess(mine, shard="web/00000", inputs=[str(mended)], workers=1)
+    assert hits_of_steps(run_dir, 1, 20) == before  # the run has not gone on with it yet
+    record_attempt(run_dir, attempt=2, base_step=NUM_DONE, next_samples=ends[NUM_DONE:15])
+    seen = [hit for hit in before if hit["step"] <= NUM_DONE]
+    assert hits_of_steps(run_dir, 1, NUM_DONE) == seen
+    gone = {hit["hash"] for hit in before if hit["shard"] == "web/00000"}
+    later = hits_of_steps(run_dir, NUM_DONE + 1, 60)
+    assert not gone & {hit["hash"] for hit in later}
+    new = next(hit["hash"] for hit in later if hit["file"] == "mended.jsonl")
+    assert asked(run_dir, "--document", new)["hits"] == [hit for hit in later if hit["hash"] == new]
+    old = next(hit["hash"] for hit in seen if hit["hash"] in gone)
+    assert asked(run_dir, "--document", old)["hits"] == [hit for hit in seen if hit["hash"] == old]
+
+
+def hits_of_steps(run_dir: Path, first: int, last: int) -> list[dict[str, Any]]:
+    opened = open_run_data(run_dir)
+    return [hit for step in range(first, last + 1) for hit in rows_of_step(opened, step)[1]]
 
 
 def test_people_read_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
