@@ -87,8 +87,8 @@ def _standing(looked: Looked, *, usual: Baseline, copies: int) -> tuple[float, t
     surprise = usual.surprise(looked.ids, looked.counts)
     length = looked.document.end - looked.document.start
     others = [
-        (rarity(usual.tail_of_surprise(surprise)), f"its tokens surprise by {surprise:.2f} nats each"),
-        (rarity(usual.tail_of_length(length)), f"it has {length} tokens"),
+        (usual.rarity_of_surprise(surprise), f"its tokens surprise by {surprise:.2f} nats each"),
+        (usual.rarity_of_length(length), f"it has {length} tokens"),
         (_COPY_RARITY if copies > 1 else 0.0, f"{copies} copies in these samples"),
     ]
     score = max((rare for rare, _ in broken), default=0.0) + sum(rare for rare, _ in others)

@@ -23,6 +23,7 @@ F64Array = npt.NDArray[np.float64]
 DOCUMENTS_LOOKED_AT: Final = 2000
 _TOKENS_LOOKED_AT: Final = 4_000_000
 _FEWEST: Final = 64
+_MOST_RARE: Final = 6.0
 _PLAIN_VOCABULARY: Final = 512
 """Of so few ids every byte is a token: tokens per byte say nothing."""
 
@@ -104,8 +105,8 @@ class Baseline:
         self.dispersion: F64Array = np.maximum(1.0, (squares + 1.0) / (counts + 1.0))
         self._log_p = np.log(self.probability)
         self._hits = Counter(hit.rule for one in looked for hit in one.hits)
-        self._surprises = np.sort([self.surprise(one.ids, one.counts) for one in looked])
-        self.lengths = np.sort(np.array([one.document.end - one.document.start for one in looked], dtype=np.int64))
+        self._surprises = np.array([self.surprise(one.ids, one.counts) for one in looked])
+        self.lengths = np.array([one.document.end - one.document.start for one in looked], dtype=np.int64)
 
     def surprise(self, ids: I64Array, counts: I64Array) -> float:
         """Nats per token of a bag of tokens, if each were drawn as the source has them."""
@@ -118,23 +119,25 @@ class Baseline:
     def num_hits(self, rule: str) -> int:
         return self._hits[rule]
 
-    def tail_of_surprise(self, value: float) -> float:
-        """Share of the documents that are as far out on the same side, twice: both sides are asked."""
-        return _tail(self._surprises, value)
+    def rarity_of_surprise(self, value: float) -> float:
+        return _rarity_in(self._surprises, value)
 
-    def tail_of_length(self, num_tokens: int) -> float:
-        return _tail(self.lengths, num_tokens)
+    def rarity_of_length(self, num_tokens: int) -> float:
+        return _rarity_in(np.log(self.lengths), math.log(num_tokens))
 
 
-def _tail(ordered: F64Array | I64Array, value: float) -> float:
-    below = int(np.searchsorted(ordered, value, side="right"))
-    above = ordered.size - int(np.searchsorted(ordered, value, side="left"))
-    return min(1.0, 2.0 * (min(below, above) + 0.5) / (ordered.size + 1.0))
+def _rarity_in(usual: F64Array, value: float) -> float:
+    """In powers of ten, by a Laplace distribution through `usual`: what is far out counts by how far, not only as the last of so many."""
+    if not usual.size:
+        return 0.0
+    middle = float(np.median(usual))
+    scale = max(float(np.abs(usual - middle).mean()), 0.01 * abs(middle), 1e-9)
+    return min(_MOST_RARE, abs(value - middle) / scale / math.log(10.0))
 
 
 def rarity(share: float) -> float:
-    """How rare, in powers of ten."""
-    return -math.log10(max(1e-12, min(1.0, share)))
+    """How rare a share above 0 is, in powers of ten."""
+    return min(_MOST_RARE, -math.log10(share))
 
 
 def standard_score(found: float, *, of: float, share: float) -> float:

@@ -1,7 +1,7 @@
 """Samples to come, put to the quality rules before a run takes them. What was found and how far it got are files of the run folder.
 
-`look_ahead.jsonl` has a line per document and rule it breaks. `look_ahead.json` says up to which sample everything was judged; it is
-written after the lines. So a kill loses nothing, and what is judged again is not told twice.
+`look_ahead.jsonl` has a line per sample, document in it and rule that it breaks. `look_ahead.json` says up to which sample all are judged;
+it is written after the lines. So a kill loses nothing, and what is judged again is not told twice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from surefoot.core.strict_json import canonical, dumps, loads
 from surefoot.data.provenance import StoredDocument
 from surefoot.data.quality.candidates import parts_of
 from surefoot.data.quality.measures import Subject
-from surefoot.data.quality.rules import Hit, RuleSet, by_id
+from surefoot.data.quality.rules import Hit, RuleSet
 from surefoot.data.quality.stored import Shelf, told
 from surefoot.data.recipe import RunOrder
 
@@ -45,7 +46,6 @@ class LookAhead:
     def __init__(self, run_dir: Path, *, rules: RuleSet, off: Mapping[str, Collection[str]], num_samples: int) -> None:
         told_of = tuple(rule for rule in rules.rules if rule.action == "drop" or not rule.natural_language)
         self._rules = RuleSet(told_of)
-        self._actions = by_id(told_of)
         self._off = off
         self._num_samples = num_samples
         self._findings, self._place = run_dir / FINDINGS_NAME, run_dir / PLACE_NAME
@@ -73,7 +73,6 @@ class LookAhead:
         found = self._judge(shelf, order, _taken(order, first, last), steps_of=steps_of)
         if found:
             _append(self._findings, found)
-            self._told |= {_key(finding) for finding in found}
         self._judged_until = last
         write_atomic(self._place, dumps({"judged_until": last, "data_hash": data_hash}), durable=False)
         return found
@@ -82,20 +81,10 @@ class LookAhead:
         found: list[Finding] = []
         for document, parts in parts_of(shelf, order.at(samples) if samples.size else ()).items():
             hits = self._hits(shelf, document)
-            sample = min(number for number, _ in parts)
-            for hit in hits:
-                finding = {
-                    "sample": sample,
-                    "step": steps_of(np.array([sample], dtype=np.int64))[0],
-                    "rule": hit.rule,
-                    "score": hit.score,
-                    "threshold": hit.threshold,
-                    "action": hit.action,
-                    **told(document),
-                }
-                if _key(finding) not in self._told:
-                    found.append(finding)
-        return found
+            for sample in sorted({number for number, _ in parts}) if hits else ():
+                step = steps_of(np.array([sample], dtype=np.int64))[0]
+                found += [{"sample": sample, "step": step, **asdict(hit), **told(document)} for hit in hits]
+        return sorted((finding for finding in found if _key(finding) not in self._told), key=_key)
 
     def _hits(self, shelf: Shelf, document: StoredDocument) -> list[Hit]:
         """A long document comes in many samples: it is judged once."""
@@ -131,8 +120,8 @@ def _taken(order: RunOrder, first: int, last: int) -> I64Array:
     return samples
 
 
-def _key(finding: Finding) -> tuple[str, str]:
-    return str(finding["document"]), str(finding["rule"])
+def _key(finding: Finding) -> tuple[int, str, str]:
+    return int(finding["sample"]), str(finding["document"]), str(finding["rule"])
 
 
 def _parsed(line: bytes) -> Finding | None:

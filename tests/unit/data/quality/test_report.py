@@ -1,0 +1,133 @@
+"""The report says what is there, and names what is odd: in the data, in a shard, in the batches of a step."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.cli import main
+from surefoot.core.blocking import Block, TokenSpan
+from surefoot.core.strict_json import dumps, loads
+from surefoot.data.quality.candidates import candidate_documents
+from surefoot.data.quality.look import Baseline, baselines, standard_score
+from surefoot.data.quality.page import write_page
+from surefoot.data.quality.report import report
+from surefoot.data.quality.rules import NATURAL_LANGUAGE, RuleSet
+from surefoot.data.quality.steering import blocks_report, mix_report
+from surefoot.data.quality.stored import spread
+from surefoot.data.quality.window import window_report
+from tests.unit.data.quality.conftest import NUM_CLEAN, POISON, Poisoned
+
+OFF = {"code": (NATURAL_LANGUAGE,)}
+
+
+@pytest.fixture(scope="module")
+def usual(poisoned: Poisoned) -> dict[str, Baseline]:
+    with poisoned.shelf() as shelf:
+        return baselines(shelf, seq_len=256, rules=RuleSet(), off=OFF, limit=300)
+
+
+def poisoned_samples(poisoned: Poisoned) -> list[int]:
+    """The global samples of the first epochs that hold the first of the family."""
+    with poisoned.shelf() as shelf:
+        bad = next(stored.document for stored in shelf.sample("web", limit=10_000) if POISON in stored.text)
+    return [int(sample) for sample in poisoned.order.holding("web", bad.start, bad.end, until=2000)]
+
+
+def test_everything_is_counted(poisoned: Poisoned, tmp_path: Path) -> None:
+    with poisoned.shelf() as shelf:
+        answer = report(shelf, rules=RuleSet(), off=OFF)
+    loads(dumps(answer))
+    web, code = answer["sources"]["web"], answer["sources"]["code"]
+    assert web["documents"] == NUM_CLEAN + poisoned.num_poisoned == web["looked_at"]["documents"]
+    assert answer["totals"]["documents"] == sum(source["documents"] for source in answer["sources"].values())
+    assert web["lengths"]["percentiles"]["100"] == web["lengths"]["longest"][0]["tokens"]
+    assert web["checks"]["tokens_outside_vocabulary"] == web["checks"]["documents_without_eos"] == 0
+    assert sum(web["histograms"]["zlib_ratio"]["counts"]) == web["documents"]
+    assert any(passage["documents"] == poisoned.num_poisoned for passage in web["shared_passages"])
+    assert not any(rule in code["rules"] for rule in ("stop-words", "lines-that-end"))
+    page = tmp_path / "report.html"
+    write_page(page, answer)
+    text = page.read_text()
+    # Nothing is fetched: no script, style, image or font from elsewhere. The library inside names addresses, and asks none of them.
+    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)\s*=\s*[\"']?(https?:)?//", text)
+    assert "@import" not in text.partition("</style>")[0]
+    assert "Data report" in text
+
+
+def test_a_stretch_that_breaks_a_rule_more_often_is_named() -> None:
+    assert standard_score(40, of=100, share=0.02) > 10.0
+    assert standard_score(1, of=12, share=0.003) < 4.0
+    assert abs(standard_score(20, of=1000, share=0.02)) < 0.1
+    assert standard_score(0, of=400, share=0.1) < -6.0
+    assert standard_score(0, of=0, share=0.1) == 0.0
+
+
+def test_documents_are_spread_over_a_source_and_the_same_each_time() -> None:
+    chosen = spread(1_000_000, limit=1000, key="a")
+    assert len(set(chosen.tolist())) == 1000
+    assert (np.diff(chosen) > 0).all()
+    assert np.histogram(chosen, bins=10, range=(0, 1_000_000))[0].min() == 100
+    assert (chosen == spread(1_000_000, limit=1000, key="a")).all()
+    assert (chosen != spread(1_000_000, limit=1000, key="b")).any()
+    assert spread(5, limit=10, key="a").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_bad_document_stands_out_of_its_step(poisoned: Poisoned, usual: dict[str, Baseline]) -> None:
+    sample = poisoned_samples(poisoned)[0]
+    with poisoned.shelf() as shelf:
+        step = np.arange(8) + sample // 8 * 8
+        ranked = candidate_documents(shelf, poisoned.order.at(step), rules=RuleSet(), off=OFF, usual=usual)
+        assert POISON in shelf.read(ranked[0].document).text
+        assert sample in ranked[0].samples
+        assert ranked[0].reasons
+        assert ranked[0].score > 2.0 * np.median([one.score for one in ranked])
+
+
+def test_a_window_of_bad_documents_shows_and_one_of_usual_ones_does_not(poisoned: Poisoned, usual: dict[str, Baseline]) -> None:
+    with poisoned.shelf() as shelf:
+        spans = [(stored.document.start, stored.document.end) for stored in shelf.sample("web", limit=10_000) if POISON in stored.text]
+        hit = np.unique(np.concatenate([poisoned.order.holding("web", *span, until=600) for span in spans]))
+        healthy = np.setdiff1d(np.arange(200), hit)[:96]
+        quiet = window_report(shelf, poisoned.order, healthy, rules=RuleSet(), off=OFF, usual=usual)
+        loud = window_report(shelf, poisoned.order, hit[:24], rules=RuleSet(), off=OFF, usual=usual)
+    assert quiet["reserved_ids"] == {"tokens": 0, "ids": [], "outside_vocabulary": 0}
+    assert quiet["tokens"] == []
+    assert not any(one["far_out"] for one in quiet["rules"].values())
+    assert loud["tokens"]
+    assert loud["sources"]["web"]["z"] > 3.0  # the family lives in web alone
+    assert {one["source"] for one in loud["documents"][:3]} == {"web"}
+
+
+def test_a_document_that_comes_twice_is_a_copy(poisoned: Poisoned, usual: dict[str, Baseline]) -> None:
+    with poisoned.shelf() as shelf:
+        window = window_report(shelf, poisoned.order, np.arange(64), rules=RuleSet(), off=OFF, usual=usual)
+    assert window["copies"]["documents"] == 0
+    assert window["looked_at"]["samples"] == 64
+
+
+def test_mixture_and_blocklist_are_told(poisoned: Poisoned) -> None:
+    order = poisoned.order
+    mix = mix_report(order, next_sample=300)
+    (stage,) = mix["stages"]
+    assert sum(stage["samples"].values()) == 300
+    assert stage["planned"] == pytest.approx(dict.fromkeys(order.names, 1 / 3))
+    assert stage["realised"] == pytest.approx(stage["planned"], abs=0.01)
+    block = Block("document", "ab" * 16, "mask", spans=(TokenSpan("web", 10, 50),), reason="bad")
+    skip = Block("samples", "5:9", "skip", samples=(5, 9))
+    with poisoned.shelf() as shelf:
+        told = blocks_report([block, skip], manifest=shelf.manifest, num_open=1)
+    assert (told["entries"], told["open"], told["masked_tokens"], told["skipped_samples"]) == (2, 1, 40, 4)
+
+
+def test_the_command_on_prepared_data(poisoned: Poisoned, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["data", "report", str(poisoned.path), "--documents", "20", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["sources"]) == {"web", "books", "code"}
+    assert main.run(["data", "report", str(poisoned.path), "--documents", "20"]) == 0
+    assert "documents looked at" in capsys.readouterr().out
+    assert main.run(["data", "report", str(poisoned.path), "--window", "3"]) == 2
+    assert "--window needs the folder of a run" in capsys.readouterr().err
