@@ -38,7 +38,7 @@ num_heads = 2
 num_steps = 160
 global_batch_size = 4
 micro_batch_size = 2
-eval_interval_steps = 80
+eval_interval_steps = 8   # each save has its held-out loss
 eval_num_samples = 2
 [schedule]
 kind = "constant"
@@ -107,8 +107,8 @@ class Run:
     def digest(self) -> str:
         return str(self.entries("run.finished")[-1].fields["state_digest"])
 
-    def kill_after(self, step: int) -> None:
-        """SIGKILL to a rank once a checkpoint behind `step` is on disk; the run goes on to its end."""
+    def kill_after(self, step: int) -> str:
+        """SIGKILL to a rank once a checkpoint behind `step` is on disk; the run goes on to its end. What it printed."""
         process, deadline_s = self.start(), time.monotonic() + 100
         while not any(entry.step > step for entry in self.entries("checkpoint.committed")):
             assert time.monotonic() < deadline_s
@@ -119,6 +119,7 @@ class Run:
         os.kill(live.ranks[0].pid, signal.SIGKILL)
         printed, _ = process.communicate(timeout=100)
         assert process.returncode == 0, printed
+        return printed
 
 
 def test_a_run_over_stages_is_the_same_killed_or_not_and_stages_to_come_may_change(tmp_path: Path) -> None:
@@ -130,8 +131,10 @@ def test_a_run_over_stages_is_the_same_killed_or_not_and_stages_to_come_may_chan
     rates = [steps[step]["lr"] for step in (LAST_OF_FIRST, LAST_OF_FIRST + 1, LAST_BEFORE_EDGE, LAST_BEFORE_EDGE + 1)]
     assert rates == pytest.approx([3e-4, 1e-4, 1e-4, 5e-5])
 
-    killed.kill_after(LAST_BEFORE_EDGE)
+    printed = killed.kill_after(LAST_BEFORE_EDGE)
     assert len(killed.entries("attempt.started")) == 2
+    assert "canary verified" in printed  # the held-out loss of the restored weights, under the base they were trained with
+    assert not killed.entries("checkpoint.rejected")
     assert killed.digest() == whole.digest()
 
     more = ("train.num_steps=170", "--accept-changes", "train")

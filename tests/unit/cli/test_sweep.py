@@ -134,6 +134,13 @@ def test_a_plan_that_is_none_is_refused(
     assert words in f"{error['what']} {error['hint']}"
 
 
+def test_stages_are_not_planned(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    staged = "stage=[{first_sample = 9, lr = 1.0}]"
+    error = answered(capsys, "sweep", "plan", base, staged, "--budgets", "2e9,4e9", "--law", "ratio:20", code=2)["error"]
+    assert error["what"] == "it has 1 [[stage]], and stages are not planned"
+    answered(capsys, "sweep", "plan", base, staged, "stage=[]", "--budgets", "2e9,4e9", "--law", "ratio:20")
+
+
 def test_nothing_is_trained_that_nobody_agreed_to(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep"
     answered(capsys, "sweep", "plan", base, "--budgets", "2e9", "--out", out)

@@ -4,8 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from surefoot.core.errors import ConfigError
 from surefoot.core.sections import DataSection, ModelSection, OptimizerSection, RunConfig, SourceSection, StageSection
-from surefoot.core.stages import Stage, first_change, longest_seq_len, stage_at, stage_before, stages_of
+from surefoot.core.stages import (
+    Stage,
+    first_change,
+    longest_seq_len,
+    refuse_other_shapes,
+    refuse_stages,
+    stage_at,
+    stage_before,
+    stages_of,
+)
 
 CONFIG = RunConfig(
     model=ModelSection(rope_base=1e4),
@@ -44,6 +54,15 @@ def test_the_unit_is_the_longest_declared_sequence_or_what_is_kept_open() -> Non
     assert longest_seq_len(RunConfig()) == 256
     assert longest_seq_len(CONFIG) == 256
     assert longest_seq_len(replace(CONFIG, data=replace(CONFIG.data, max_seq_len=1024))) == 1024
+
+
+def test_what_reckons_with_one_recipe_refuses_stages_and_what_reckons_with_one_shape_only_those_that_change_it() -> None:
+    refuse_stages(RunConfig(), where="run.toml")
+    with pytest.raises(ConfigError, match="2 \\[\\[stage\\]\\], and stages are not planned"):
+        refuse_stages(CONFIG, where="run.toml")
+    refuse_other_shapes(replace(CONFIG, stage=CONFIG.stage[:1]), where="run.toml")
+    with pytest.raises(ConfigError, match="stages are not planned"):
+        refuse_other_shapes(CONFIG, where="run.toml")
 
 
 STAGES = CONFIG.stage
