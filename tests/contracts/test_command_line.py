@@ -22,7 +22,7 @@ Surefoot = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = {"torch", "pyarrow", "wandb", "tokenizers"}
 WITH_VERBS = {
     "config": ("show",),
-    "data": ("prepare", "locate", "block"),
+    "data": ("prepare", "report", "locate", "block", "rules"),
     "checkpoint": ("list", "verify", "audit", "prove", "import", "export", "branch"),
     "sweep": ("plan", "run", "gather", "fit", "probe"),
 }
