@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from surefoot.checkpoint.transplant import transplant
+from surefoot.cli.checkpoint_find import find
+from surefoot.cli.checkpoint_import import take_in
 from surefoot.core.blocking import Block
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import DataError, SurefootError
@@ -270,6 +272,25 @@ def test_a_checkpoint_of_a_run_that_left_other_things_out_is_refused(tmp_path: P
         ledger.append(event, generation=last.generation, attempt=1, step=6, fields=fields)
     with pytest.raises(DataError, match="s4-a0: it was made with 1 entries of the blocklist, the ledger has 0"):
         Loop(config_of(ours)).run()
+
+
+def test_a_checkpoint_that_is_imported_from_a_run_brings_its_log_along(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(ours), stop_at=2).run()
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(theirs), at_step=lambda step: ask(theirs, mask(9, 10)) if step == 1 else None, stop_at=6).run()
+    take_in(find(theirs / "checkpoints" / "s4-a1"), ours, run="alone")
+    log = fold_blocks(read_ledger(theirs / "ledger.jsonl"))
+    assert log.count == 1
+    assert fold_blocks(read_ledger(ours / "ledger.jsonl")).heads == log.heads
+    loop = Loop(config_of(ours))
+    loop.run()
+    assert isinstance(loop.points, Points)
+    assert tuple(loop.points.blocks) == log.blocks
+    assert [entry.fields["checkpoint"] for entry in entries(ours, "run.resumed")] == ["s4-a0"]
+    take_in(find(theirs / "checkpoints" / "s4-a1"), ours, run="alone")
+    assert fold_blocks(read_ledger(ours / "ledger.jsonl")).heads == log.heads  # once
 
 
 def test_a_batch_without_a_live_token_changes_nothing_and_is_no_sign_of_illness(tmp_path: Path) -> None:
