@@ -111,16 +111,16 @@ def scope_of(run: RunData, block: Block) -> Scope:
 def when_it_holds(run: RunData, block: Block) -> str:
     """In words. Raises ConfigError when a run that trains now would have to refuse it."""
     next_sample = run.steps.newest[1]
-    is_live = is_held(read_lock(run.run_dir), clock=SystemClock())
+    live = is_live(run)
     if block.samples is not None and block.samples[1] <= next_sample:
         back = _way_back(run, block.samples[0])
-        if is_live:
+        if live:
             what = f"the run has gone past them: it is at sample {next_sample}"
             raise ConfigError(what, where=f"samples {block.name}", hint=f"stop the run, ask again, and go back: {back}")
         return f"it holds when the run goes back before them, and is refused else: {back}"
     first = max(next_sample, block.effective_sample, block.samples[0] if block.samples else 0)
     since = f"skipping samples {first} to {block.samples[1] - 1}" if block.samples else f"from sample {first} on"
-    if is_live:
+    if live:
         return f"the running job takes it within some steps: {since}, or as soon after as it comes to it"
     if run.finished:
         return f"the run is finished: it holds when the run goes on, {since}; one that goes back (`--resume-from`) has it hold from there"
@@ -128,15 +128,24 @@ def when_it_holds(run: RunData, block: Block) -> str:
 
 
 def already_there(run: RunData, block: Block) -> int | None:
-    """The ledger entry that asked for the same before, unanswered or taken; None when nobody has."""
-    for taken in run.blocklist.taken:
-        if _is_same(taken.block, block) and taken.block.effective_sample <= max(block.effective_sample, run.steps.newest[1]):
-            return taken.seq
+    """The ledger entry that asked for the same and waits for its answer, or by which a live run leaves it out; None without one.
+
+    A run that stands still may be about to go back, to before what it has taken: there the same entry has a use.
+    """
+    if is_live(run):
+        for taken in run.blocklist.taken:
+            if _is_same(taken.block, block) and taken.block.effective_sample <= max(block.effective_sample, run.steps.newest[1]):
+                return taken.seq
     for asked in run.blocklist.open:
         same = (asked.block.get("kind"), asked.block.get("name"), asked.block.get("mode")) == (block.kind, block.name, block.mode)
         if same and asked.block.get("effective_sample") == block.effective_sample:
             return asked.seq
     return None
+
+
+def is_live(run: RunData) -> bool:
+    """Whether a job trains it now."""
+    return is_held(read_lock(run.run_dir), clock=SystemClock())
 
 
 def _is_same(taken: Block, block: Block) -> bool:

@@ -105,7 +105,8 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
     lines = [f"{wish['mode']:<8} {wish['kind']} {wish['name']}"]
     if wish["spans"]:
         shares = ", ".join(f"{100 * share:.3g}% of {name}" for name, share in answer["shares"].items())
-        lines.append(f"{'it is':<8} {answer['documents']} documents, {show_count(answer['tokens'])} tokens: {shares}")
+        documents = f"{answer['documents']} document{'s' * (answer['documents'] != 1)}"
+        lines.append(f"{'it is':<8} {documents}, {show_count(answer['tokens'])} tokens: {shares}")
     lines.append(f"{'samples':<8} {answer['samples_to_come']} to come hold it, {answer['samples_seen']} were seen")
     if answer["before"] is not None:
         return [*lines, f"ledger entry {answer['before']} asks for the same: nothing was added"]

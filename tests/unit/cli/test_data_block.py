@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,14 +156,11 @@ def test_a_step_is_its_samples(step: int, samples: tuple[int, int], run_dir: Pat
 
 
 def test_a_live_run_is_not_asked_for_what_it_must_refuse(run_dir: Path, blocked: Answer) -> None:
-    lock = RunLock.acquire(run_dir, job="job", clock=SystemClock(), lease_s=30.0)
-    try:
+    with training(run_dir):
         error = blocked(run_dir, "--step", 2, "--reason", "spike", exit_code=2)["error"]
         assert "it is at sample 40" in error["what"]
         assert asked_entries(run_dir) == []
         assert "running job" in blocked(run_dir, "--document", "web/2", "--reason", "spike")["holds"]
-    finally:
-        lock.release()
     assert "next start" in blocked(run_dir, "--document", "web/4", "--reason", "spike")["holds"]
 
 
@@ -177,8 +175,20 @@ def test_the_same_is_asked_for_once(run_dir: Path, blocked: Answer) -> None:
     again = blocked(run_dir, "--document", "web/2", "--reason", "spike")
     assert (again["asked"], again["seq"], again["before"]) == (False, first["seq"], first["seq"])
     answer_first(run_dir, effective_sample=NEXT_SAMPLE)
-    assert blocked(run_dir, "--document", "web/2", "--reason", "spike")["asked"] is False
-    assert blocked(run_dir, "--document", "web/2", "--mode", "replace", "--reason", "spike")["asked"] is True
+    with training(run_dir):
+        assert blocked(run_dir, "--document", "web/2", "--reason", "spike")["asked"] is False
+        assert blocked(run_dir, "--document", "web/2", "--mode", "replace", "--reason", "spike")["asked"] is True
+    assert blocked(run_dir, "--document", "web/2", "--reason", "the run is to go back before it")["asked"] is True
+
+
+@contextmanager
+def training(run_dir: Path) -> Iterator[None]:
+    """A job holds the run's lock."""
+    lock = RunLock.acquire(run_dir, job="job", clock=SystemClock(), lease_s=30.0)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def test_what_was_refused_may_be_asked_for_again(run_dir: Path, blocked: Answer) -> None:
