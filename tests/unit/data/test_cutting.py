@@ -13,7 +13,7 @@ import pytest
 
 from surefoot.core.errors import DataError
 from surefoot.data.corpus import list_files
-from surefoot.data.cutting import Cutting
+from surefoot.data.cutting import CHUNK_BYTES, MAX_RECORD_BYTES, Cutting
 from surefoot.data.documents import BadRecord, Record
 from surefoot.data.parts import Place
 from surefoot.data.reader import Reader
@@ -29,16 +29,16 @@ def pack_zstd(data: bytes) -> bytes:
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": pack_zstd}
 
 
-def records(path: Path, *, start: Place | None = None, **settings: int) -> list[tuple[Record, Place]]:
+def records(path: Path, start: Place | None = None, **sizes: int) -> list[tuple[Record, Place]]:
     """Every record, each with the place behind its chunk."""
     files = list_files([path], source="text")
-    cutting = Cutting(**{"text_field": "text", **settings})  # type: ignore[arg-type]  # the sizes are numbers
+    cutting = Cutting("text", sizes.get("max_record_bytes", MAX_RECORD_BYTES), sizes.get("chunk_bytes", CHUNK_BYTES))
     reader = Reader("text", tuple(file.name for file in files), "text", cutting.max_record_bytes)
     return [(record, chunk.end) for chunk in cutting.chunks(files, start=start) for _, record in reader.records(chunk)]
 
 
-def all_records(path: Path, **settings: int) -> list[Record]:
-    return [record for record, _ in records(path, **settings)]
+def all_records(path: Path, **sizes: int) -> list[Record]:
+    return [record for record, _ in records(path, None, **sizes)]
 
 
 def bad_of(path: Path, **settings: int) -> list[BadRecord]:
@@ -81,7 +81,7 @@ def test_a_pass_goes_on_at_the_end_of_any_chunk(corpus: Path) -> None:
     assert len(places) > 60
     for place in places:
         behind = [record for record, end in whole if places.index(end) > places.index(place)]
-        assert [record for record, _ in records(corpus, start=place, chunk_bytes=1500)] == behind
+        assert [record for record, _ in records(corpus, place, chunk_bytes=1500)] == behind
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -133,7 +133,9 @@ def test_an_over_long_line_is_named_and_passed_by(tmp_path: Path, suffix: str, c
     bad = bad_of(path, **settings)
     assert [record.line for record in bad] == [2, 4]
     assert bad[0].reason == "longer than 4.9 KiB; `surefoot data prepare --max-record-bytes N` raises the limit"
-    assert all_records(path, **settings)[2].byte_offset == 14 + len(line) + 1  # type: ignore[union-attr]  # a document
+    after = all_records(path, **settings)[2]
+    assert not isinstance(after, BadRecord)
+    assert after.byte_offset == 14 + len(line) + 1
 
 
 def test_texts_and_values_have_the_same_limit(tmp_path: Path) -> None:

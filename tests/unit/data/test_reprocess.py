@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 import pytest
 
@@ -34,7 +36,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def stream(path: Path, manifest: Manifest, *, source: str = "text") -> np.ndarray:  # type: ignore[type-arg]  # u16 or u32
+def stream(path: Path, manifest: Manifest, *, source: str = "text") -> npt.NDArray[Any]:
     store = TokenStore(path, source=source, split="train", manifest=manifest)
     tokens = store.read(0, store.num_tokens)
     store.close()
