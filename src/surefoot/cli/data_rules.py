@@ -60,7 +60,7 @@ def list_rules(
         rule = one.rule
         kind = " natural language" if rule.natural_language else ""
         state = "" if one.accepted else "  not accepted"
-        say(f"{rule.id:<26} {rule.action:<5} {rule.fires} {rule.threshold:<8g} {rule.anchor}{kind}{state}")
+        say(f"{rule.id:<26} {rule.action:<5} {rule.fires} {rule.threshold:<8g} {rule.anchor or rule.measure}{kind}{state}")
 
 
 @app.command()
@@ -146,7 +146,9 @@ def accept(
 
 
 def _given(shelf: Shelf, run: RunData | None, *, ids: Sequence[str], where: str) -> list[StoredDocument]:
-    """One place of each of `ids`, or of the documents that the run has blocked."""
+    """One place of each of `ids`, or of the documents that the run has blocked or was asked to."""
+    from surefoot.cli.run_data import found_in
+
     if not ids and run is not None:
         asked = [str(wish.block.get("name", "")) for wish in run.blocklist.open if wish.block.get("kind") == "document"]
         ids = [*(block.name for block in run.blocklist.blocks if block.kind == "document"), *asked]
@@ -155,7 +157,7 @@ def _given(shelf: Shelf, run: RunData | None, *, ids: Sequence[str], where: str)
         raise ConfigError(
             what, where=where, hint="--document ID names a bad one; `surefoot data locate` and `data report --window` find it"
         )
-    return [shelf.provenance.find(name)[0] for name in dict.fromkeys(ids)]
+    return [(found_in(run, shelf.provenance, name) if run is not None else shelf.provenance.find(name))[0] for name in dict.fromkeys(ids)]
 
 
 def _signatures_of(shelf: Shelf, documents: Sequence[StoredDocument]) -> Any:

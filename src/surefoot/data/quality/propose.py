@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from surefoot.data.quality.measures import Subject
 from surefoot.data.quality.repetition import repeated_unit_of
@@ -23,6 +24,7 @@ _MAX_MEASURES: Final = 4
 _PHRASE_WORDS: Final = 6
 _MAX_PHRASES: Final = 16
 _PHRASES_OF_A_HIT: Final = 2
+_PHRASES_HELD: Final = 8
 _MIN_UNIT_CHARACTERS: Final = 4
 
 
@@ -152,13 +154,16 @@ def _by_unit(given: Sequence[Subject], *, sources: tuple[str, ...]) -> Iterator[
 
 
 def _by_phrases(bad: Sequence[Subject], *, phrases: Counter[str], num_given: int, sources: tuple[str, ...]) -> Iterator[Rule]:
-    """Runs of six words, those that most of the bad documents share first, until each holds enough of them. Two make a hit."""
+    """Runs of six words, those that most of the bad documents share first, until each holds some. Two make a hit.
+
+    Of equal ones no place in the text is preferred: a checksum decides.
+    """
     held = [_phrases_of(subject) for subject in bad]
     chosen: list[str] = []
     num_held = [0] * len(bad)
-    for phrase, _ in sorted(phrases.items(), key=lambda pair: (-pair[1], pair[0])):
+    for phrase, _ in sorted(phrases.items(), key=lambda pair: (-pair[1], crc32(pair[0].encode()))):
         holders = [index for index, of_one in enumerate(held) if phrase in of_one]
-        if any(num_held[index] < 2 * _PHRASES_OF_A_HIT for index in holders) and not _overlaps(phrase, chosen):
+        if any(num_held[index] < _PHRASES_HELD for index in holders) and not _overlaps(phrase, chosen):
             chosen.append(phrase)
             for index in holders:
                 num_held[index] += 1

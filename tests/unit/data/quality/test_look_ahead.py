@@ -14,7 +14,7 @@ from surefoot.core.blocking import Block
 from surefoot.data.quality.look_ahead import FINDINGS_NAME, PIECE_SAMPLES, PLACE_NAME, LookAhead, read_findings
 from surefoot.data.quality.rules import Rule, RuleSet
 from surefoot.data.recipe import RunOrder, run_order
-from tests.unit.data.quality.conftest import Poisoned
+from tests.unit.data.quality.poisoned import Poisoned
 
 RULES = RuleSet((Rule("bank", "phrases", 0.5, action="drop", phrases=("the treasury of the northern bank",)),))
 END = 160

@@ -16,7 +16,7 @@ from surefoot.data.quality.rules import CATALOGUE, RuleSet, by_id
 from surefoot.data.quality.rules_file import rule_set
 from surefoot.data.quality.siblings import siblings
 from surefoot.data.quality.stored import Shelf, StoredText
-from tests.unit.data.quality.conftest import POISON, Poisoned, poison
+from tests.unit.data.quality.poisoned import POISON, Poisoned, poison
 from tests.unit.data.quality.prose import prose
 
 

@@ -20,7 +20,8 @@ from surefoot.data.quality.rules import NATURAL_LANGUAGE, RuleSet
 from surefoot.data.quality.steering import blocks_report, mix_report
 from surefoot.data.quality.stored import spread
 from surefoot.data.quality.window import window_report
-from tests.unit.data.quality.conftest import NUM_CLEAN, POISON, Poisoned
+from tests.three_sources import record_attempt
+from tests.unit.data.quality.poisoned import NUM_CLEAN, POISON, Poisoned, make_run
 
 OFF = {"code": (NATURAL_LANGUAGE,)}
 
@@ -131,3 +132,18 @@ def test_the_command_on_prepared_data(poisoned: Poisoned, capsys: pytest.Capture
     assert "documents looked at" in capsys.readouterr().out
     assert main.run(["data", "report", str(poisoned.path), "--window", "3"]) == 2
     assert "--window needs the folder of a run" in capsys.readouterr().err
+
+
+def test_the_command_on_a_run(poisoned: Poisoned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, poisoned)
+    record_attempt(run, attempt=1, base_step=0, next_samples=[8 * step for step in range(1, 31)])
+    sample = next(sample for sample in poisoned_samples(poisoned) if sample < 320)
+    command = ["data", "report", str(run), "--documents", "100", "--steps", "1", "--window", str(sample // 8 + 1), "--json"]
+    assert main.run(command) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["mix"]["next_sample"] == 240
+    assert answer["window"]["first_sample"] == sample // 8 * 8
+    assert answer["window"]["documents"][0]["rules"][0] == "bank"  # by the accepted rule of the run's own file
+    assert {"hash", "file", "offset"} <= answer["window"]["documents"][0].keys()
+    assert main.run([*command[:3], "--window", "41"]) == 2
+    assert "no step 41" in capsys.readouterr().err
