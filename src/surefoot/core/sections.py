@@ -120,7 +120,10 @@ class DataSection:
         2, "steps whose rows are read ahead of time; 0 reads when asked", unit="steps", low=0, since=4, counts=False
     )
     rules: str = setting(
-        "", "a rules file for the look-ahead and the report, beside the catalogue; only what is accepted in it counts", is_path=True, since=4
+        "",
+        "a rules file for the look-ahead and the report, beside the catalogue; only what is accepted in it counts",
+        is_path=True,
+        since=4,
     )
     look_ahead_samples: int = setting(
         0,
