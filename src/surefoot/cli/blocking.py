@@ -116,8 +116,8 @@ def when_it_holds(run: RunData, block: Block) -> str:
         back = _way_back(run, block.samples[0])
         if live:
             what = f"the run has gone past them: it is at sample {next_sample}"
-            raise ConfigError(what, where=f"samples {block.name}", hint=f"stop the run, ask again, and go back: {back}")
-        return f"it holds when the run goes back before them, and is refused else: {back}"
+            raise ConfigError(what, where=f"samples {block.name}", hint=f"stop the run and ask again; {back}")
+        return f"it holds when the run goes back before them, and is refused else; {back}"
     first = max(next_sample, block.effective_sample, block.samples[0] if block.samples else 0)
     since = f"skipping samples {first} to {block.samples[1] - 1}" if block.samples else f"from sample {first} on"
     if live:
@@ -185,5 +185,5 @@ def _way_back(run: RunData, first_sample: int) -> str:
     lineage = fold_lineage(read_ledger(run.run_dir / LEDGER_NAME, up_to_damage=True))
     before = next((ref for ref in candidates(lineage) if ref.step < step), None)
     if before is None:
-        return f"no checkpoint from before step {step} is left"
-    return f"`surefoot train {run.run_dir} --resume-from {before.step}`"
+        return f"but no checkpoint from before step {step} is left"
+    return f"`surefoot train {run.run_dir} --resume-from {before.step}` goes back"
