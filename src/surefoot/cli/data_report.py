@@ -99,7 +99,7 @@ def window_of(
 
 
 def _of_run(run: RunData) -> Answer:
-    from surefoot.data.quality.look_ahead import read_findings
+    from surefoot.data.quality.look_ahead import look_ahead_report
     from surefoot.data.quality.steering import blocks_report, mix_report
 
     step, next_sample = run.steps.newest
@@ -109,5 +109,5 @@ def _of_run(run: RunData) -> Answer:
         "step": step,
         "mix": mix_report(run.order, next_sample=next_sample),
         "blocks": blocks_report(blocks.blocks, manifest=run.manifest, num_open=len(blocks.open)),
-        "look_ahead": read_findings(run.run_dir, newest=NUM_SHOWN),
+        "look_ahead": look_ahead_report(run.run_dir, newest=NUM_SHOWN),
     }

@@ -26,7 +26,7 @@ def lines(answer: Answer) -> Iterator[str]:
     if (blocks := answer.get("blocks")) and blocks["entries"]:
         told = f"{blocks['masked_tokens']:,} tokens masked, {blocks['replaced_tokens']:,} replaced, {blocks['skipped_samples']:,} samples"
         yield f"blocklist  {blocks['entries']} entries: {told} skipped"
-    for finding in answer.get("look_ahead", ()):
+    for finding in answer["look_ahead"]["findings"] if "look_ahead" in answer else ():
         yield f"to come    step {finding['step']}: {finding['rule']} {finding['score']:.4g} in {finding['file']} {finding['hash'][:12]}"
     if window := answer.get("window"):
         yield from _window_lines(window)
@@ -55,6 +55,8 @@ def _source_lines(name: str, source: Answer) -> Iterator[str]:
     for far in source["stretches"]["far_out"][:NUM_SHOWN]:
         shares = f"in {far['share']:.1%}, elsewhere {far['share_elsewhere']:.1%} (z {far['z']:.1f})"
         yield f"    unlike the rest: {source['stretches']['kind']} {far['stretch']} breaks {far['rule']} {shares}"
+    for odd in source["reject_rates"]["far_out"][:NUM_SHOWN]:
+        yield f"    unlike the rest: of {odd['part']} {odd['rate']:.1%} was left out (z {odd['z']:.1f})"
     for passage in source["shared_passages"][:2]:
         yield f"    in {passage['documents']} documents: {passage['text']}"
 

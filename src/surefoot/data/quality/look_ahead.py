@@ -49,7 +49,7 @@ class LookAhead:
         self._off = off
         self._num_samples = num_samples
         self._findings, self._place = run_dir / FINDINGS_NAME, run_dir / PLACE_NAME
-        self._judged_until, self._of_data = _read_place(self._place)
+        self._judged_until, self._missed, self._of_data = _read_place(self._place)
         self._known: OrderedDict[str, list[Hit]] = OrderedDict()
         _cut_torn_line(self._findings)
         self._told = {_key(finding) for finding in read_findings(run_dir) if finding["sample"] >= self._judged_until}
@@ -64,7 +64,7 @@ class LookAhead:
         """
         data_hash = shelf.manifest.sha256
         if self._of_data != data_hash:
-            self._judged_until, self._of_data, self._told = 0, data_hash, set()
+            self._judged_until, self._missed, self._of_data, self._told = 0, 0, data_hash, set()
             self._known.clear()
         first = max(next_sample, self._judged_until)
         last = min(next_sample + self._num_samples, end_sample, first + PIECE_SAMPLES)
@@ -73,8 +73,10 @@ class LookAhead:
         found = self._judge(shelf, order, _taken(order, first, last), steps_of=steps_of)
         if found:
             _append(self._findings, found)
+        self._missed += first - self._judged_until
         self._judged_until = last
-        write_atomic(self._place, dumps({"judged_until": last, "data_hash": data_hash}), durable=False)
+        place = {"judged_until": last, "missed_samples": self._missed, "data_hash": data_hash}
+        write_atomic(self._place, dumps(place), durable=False)
         return found
 
     def _judge(self, shelf: Shelf, order: RunOrder, samples: I64Array, *, steps_of: Callable[[I64Array], Sequence[int]]) -> list[Finding]:
@@ -112,6 +114,12 @@ def read_findings(run_dir: Path, *, newest: int | None = None) -> list[Finding]:
     return found[-newest:] if newest is not None else found
 
 
+def look_ahead_report(run_dir: Path, *, newest: int) -> dict[str, Any]:
+    """Up to which sample it has judged, how many it missed because the run was there first, and its newest findings."""
+    judged_until, missed, _ = _read_place(run_dir / PLACE_NAME)
+    return {"judged_until": judged_until, "missed_samples": missed, "findings": read_findings(run_dir, newest=newest)}
+
+
 def _taken(order: RunOrder, first: int, last: int) -> I64Array:
     """The samples of [first, last) that the run will take."""
     samples = np.arange(first, min(last, order.ends_at) if order.ends_at is not None else last, dtype=np.int64)
@@ -132,13 +140,13 @@ def _parsed(line: bytes) -> Finding | None:
         return None
 
 
-def _read_place(path: Path) -> tuple[int, str]:
-    """(sample up to which all is judged, identity of the data it was judged in); from the start where there is none."""
+def _read_place(path: Path) -> tuple[int, int, str]:
+    """(sample up to which it is judged, samples that the run was too quick for, identity of the data); from the start without one."""
     try:
-        told_place = json.loads(path.read_bytes())
-        return int(told_place["judged_until"]), str(told_place["data_hash"])
+        place = json.loads(path.read_bytes())
+        return int(place["judged_until"]), int(place.get("missed_samples", 0)), str(place["data_hash"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0, ""
+        return 0, 0, ""
 
 
 def _append(path: Path, findings: Sequence[Finding]) -> None:

@@ -165,6 +165,9 @@ def _source(name: str, source: Answer) -> list[str]:
     if far:
         head = ["stretch", "rule", "z", "share", "share elsewhere"]
         parts += ['<h3 class="far">Stretches unlike the others</h3>', _table(head, far)]
+    if odd := source["reject_rates"]["far_out"]:
+        rows = [[one["part"], f"{one['rejects']:,}", f"{one['rate']:.2%}", f"{one['z']:.1f}"] for one in odd]
+        parts += ['<h3 class="far">Files of which more or less was left out</h3>', _table(["file", "left out", "rate", "z"], rows)]
     if passages := source["shared_passages"]:
         rows = [[one["documents"], one["text"]] for one in passages]
         parts += ["<h3>Passages that many documents share</h3>", _table(["documents", "passage"], rows)]

@@ -5,18 +5,17 @@ Totals are exact. What needs tokens or text is asked of a bounded number of docu
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from surefoot.core.strict_json import loads
 from surefoot.data.manifest import SourceEntry
-from surefoot.data.quality.look import DOCUMENTS_LOOKED_AT, Looked, look_at_source, standard_score
+from surefoot.data.quality.look import DOCUMENTS_LOOKED_AT, Looked, look_at_source
 from surefoot.data.quality.repeats import near_copies, shared_passages
 from surefoot.data.quality.rules import Rule, RuleSet, by_id
+from surefoot.data.quality.shifts import REJECTS_NAME, reject_rates, stretches_of
 from surefoot.data.quality.stored import Shelf, told
 
 SCHEMA_VERSION: Final = 1
@@ -24,10 +23,6 @@ PERCENTILES: Final = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 NUM_LONGEST: Final = 20
 _MAX_LENGTHS: Final = 1 << 22  # 32 MiB
 _NUM_EXAMPLES: Final = 3
-_NUM_STRETCHES: Final = 16
-_MIN_SHARDS: Final = 8
-FAR_OUT: Final = 4.0
-"""A stretch is named from so many standard deviations on: of ten thousand healthy ones less than one."""
 _RATIO_EDGES: Final = (*np.arange(0.0, 10.01, 0.5).tolist(), float("inf"))
 _ENTROPY_EDGES: Final = tuple(np.arange(0.0, 8.01, 0.25).tolist())
 
@@ -78,7 +73,7 @@ def source_report(shelf: Shelf, name: str, entry: SourceEntry, *, rules: RuleSet
         "duplicates": entry.duplicates,
         "empty": entry.empty,
         "bad_records": entry.bad_records,
-        "rejected": rejected(shelf.path / name / "rejects.jsonl"),
+        "rejected": dict(entry.rejected),
         "looked_at": {"documents": len(looks), "tokens": sum(one.num_tokens for one in looks), "rules_off": sorted(off)},
         "lengths": _lengths(shelf, name),
         "checks": _checks(looks),
@@ -88,22 +83,11 @@ def source_report(shelf: Shelf, name: str, entry: SourceEntry, *, rules: RuleSet
         },
         "rules": _hits(looks, rules=rules),
         "would_drop": _would_drop(looks),
-        "stretches": _stretches(shelf, name, looks),
+        "stretches": stretches_of(shelf, name, looks),
+        "reject_rates": reject_rates(shelf.path / name / REJECTS_NAME, looks, num_documents=split.docs),
         "near_copies": near_copies(shelf, name).as_json(shelf, name),
         "shared_passages": shared_passages(shelf, [one.document for one in looks]),
     }
-
-
-def rejected(path: Path) -> dict[str, int]:
-    """How many records of a source were left out for what: a rule's id, or "bad record" where there is none. Empty without a list."""
-    counts: Counter[str] = Counter()
-    try:
-        with path.open("rb") as lines:
-            for line in lines:
-                counts[str(loads(line).get("rule") or "bad record")] += 1
-    except (OSError, ValueError, AttributeError):
-        return dict(counts)
-    return dict(sorted(counts.items()))
 
 
 def _lengths(shelf: Shelf, name: str) -> dict[str, Any]:
@@ -167,47 +151,6 @@ def _would_drop(looks: Sequence[Looked]) -> dict[str, Any]:
         "share_of_documents": len(dropped) / max(1, len(looks)),
         "share_of_tokens": sum(one.num_tokens for one in dropped) / max(1, tokens),
     }
-
-
-def _stretches(shelf: Shelf, name: str, looks: Sequence[Looked]) -> dict[str, Any]:
-    """Whether rules are broken as often everywhere: by shard where there are 8 or more, else by sixteenths of the stream."""
-    groups = list(_groups(shelf, name, looks))
-    rules = sorted({hit.rule for one in looks for hit in one.hits})
-    rates, far = [], []
-    for label, members in groups:
-        rates.append({"stretch": label, "documents": len(members), "share_broken": _share(members)})
-    for rule in rules:
-        share = sum(any(hit.rule == rule for hit in one.hits) for one in looks) / len(looks)
-        for label, members in groups:
-            count = sum(any(hit.rule == rule for hit in one.hits) for one in members)
-            # Against all the others: a stretch must not hide in a share that it makes itself.
-            others = (share * len(looks) - count + 0.5) / (len(looks) - len(members) + 1.0)
-            score = standard_score(count, of=len(members), share=others)
-            if abs(score) >= FAR_OUT and len(groups) > 1:
-                found = {"stretch": label, "rule": rule, "z": score, "share": count / len(members), "share_elsewhere": others}
-                far.append(found)
-    return {
-        "kind": "shard" if _by_shard(shelf, name) else "sixteenth",
-        "rates": rates,
-        "far_out": sorted(far, key=lambda one: -abs(one["z"])),
-    }
-
-
-def _share(looks: Sequence[Looked]) -> float:
-    return sum(bool(one.hits) for one in looks) / max(1, len(looks))
-
-
-def _by_shard(shelf: Shelf, name: str) -> bool:
-    return len(shelf.manifest.split(name, shelf.split).shards) >= _MIN_SHARDS
-
-
-def _groups(shelf: Shelf, name: str, looks: Sequence[Looked]) -> Iterator[tuple[str, list[Looked]]]:
-    docs = shelf.manifest.split(name, shelf.split).docs
-    groups: dict[str, list[Looked]] = {}
-    for one in looks:
-        label = f"{name}/{one.document.shard}" if _by_shard(shelf, name) else f"{one.document.number * _NUM_STRETCHES // docs + 1}"
-        groups.setdefault(label, []).append(one)
-    yield from groups.items()
 
 
 def _told_rule(rule: Rule) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from surefoot.core.blocking import Block
-from surefoot.data.quality.look_ahead import FINDINGS_NAME, PIECE_SAMPLES, PLACE_NAME, LookAhead, read_findings
+from surefoot.data.quality.look_ahead import FINDINGS_NAME, PIECE_SAMPLES, PLACE_NAME, LookAhead, look_ahead_report, read_findings
 from surefoot.data.quality.rules import Rule, RuleSet
 from surefoot.data.recipe import RunOrder, run_order
 from tests.unit.data.quality.poisoned import Poisoned
@@ -67,6 +67,9 @@ def test_it_stays_within_its_distance_and_rests_when_there_is_nothing_to_do(pois
         assert ahead.step(shelf, poisoned.order, next_sample=0, end_sample=END, steps_of=steps_of) is None
         assert ahead.step(shelf, poisoned.order, next_sample=END, end_sample=END, steps_of=steps_of) is None
         assert ahead.step(shelf, poisoned.order, next_sample=1, end_sample=END, steps_of=steps_of) is not None
+        assert look_ahead_report(tmp_path, newest=5)["missed_samples"] == 0
+        assert ahead.step(shelf, poisoned.order, next_sample=90, end_sample=END, steps_of=steps_of) is not None
+    assert look_ahead_report(tmp_path, newest=5)["missed_samples"] == 90 - 65  # the run was quicker
 
 
 def test_a_kill_between_any_two_writes_changes_nothing(poisoned: Poisoned, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from surefoot.cli import main
 from surefoot.core.blocking import Block, TokenSpan
 from surefoot.core.strict_json import dumps, loads
 from surefoot.data.quality.candidates import candidate_documents
-from surefoot.data.quality.look import Baseline, baselines, standard_score
+from surefoot.data.quality.look import Baseline, baselines, look_at_source, standard_score
 from surefoot.data.quality.page import write_page
 from surefoot.data.quality.report import report
 from surefoot.data.quality.rules import NATURAL_LANGUAGE, RuleSet
+from surefoot.data.quality.shifts import reject_rates, stretches_of
 from surefoot.data.quality.steering import blocks_report, mix_report
 from surefoot.data.quality.stored import spread
 from surefoot.data.quality.window import window_report
@@ -66,6 +67,23 @@ def test_a_stretch_that_breaks_a_rule_more_often_is_named() -> None:
     assert abs(standard_score(20, of=1000, share=0.02)) < 0.1
     assert standard_score(0, of=400, share=0.1) < -6.0
     assert standard_score(0, of=0, share=0.1) == 0.0
+
+
+def test_a_file_of_which_more_was_left_out_is_named(poisoned: Poisoned, tmp_path: Path) -> None:
+    with poisoned.shelf() as shelf:
+        looks = look_at_source(shelf, "books", rules=RuleSet(), off=(), limit=200)
+        stretches = stretches_of(shelf, "books", looks)
+    assert len(stretches["rates"]) == 16
+    assert stretches["far_out"] == []
+    path = tmp_path / "rejects.jsonl"
+    even = [{"file": "books.jsonl", "line": line} for line in range(1, NUM_CLEAN + 1, 6)]
+    path.write_text("".join(dumps(reject) + "\n" for reject in even))
+    assert reject_rates(path, looks, num_documents=NUM_CLEAN)["far_out"] == []
+    odd = [{"file": "books.jsonl", "line": NUM_CLEAN + 4} for _ in range(60)]
+    path.write_text("".join(dumps(reject) + "\n" for reject in [*even, *odd]) + "torn {\n")
+    found = reject_rates(path, looks, num_documents=NUM_CLEAN)["far_out"]
+    assert found[0]["part"] == "books.jsonl 16/16"
+    assert reject_rates(tmp_path / "absent", looks, num_documents=NUM_CLEAN)["rates"] == []
 
 
 def test_documents_are_spread_over_a_source_and_the_same_each_time() -> None:
