@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
@@ -198,11 +199,13 @@ class LocalStorage:
         end = -(-(wanted.offset + wanted.num_bytes) // _DIRECT_ALIGNMENT) * _DIRECT_ALIGNMENT
         try:
             file = _OpenFile(os.open(wanted.name, os.O_RDONLY | os.O_DIRECT, dir_fd=self._root_fd()))
-        except OSError:
-            return None
-        with mmap.mmap(-1, end - begin) as pages:  # anonymous memory is aligned as direct reads want it
-            got = os.preadv(file.fd, [pages], begin)
-            return pages[wanted.offset - begin : min(got, wanted.offset - begin + wanted.num_bytes)]
+            with mmap.mmap(-1, end - begin) as pages:  # anonymous memory is aligned as direct reads want it
+                got = os.preadv(file.fd, [pages], begin)
+                return pages[wanted.offset - begin : min(got, wanted.offset - begin + wanted.num_bytes)]
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return None
+            raise
 
     def _root_fd(self) -> int:
         if self._root is None:

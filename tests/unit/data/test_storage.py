@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -84,6 +88,54 @@ def test_a_second_fetch_asks_the_disk(folder: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     assert storage.again(one) == b"new" + bytes(7)
+    storage.close()
+
+
+class Ranged(SimpleHTTPRequestHandler):
+    """A folder over HTTP, with ranges."""
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            return self.send_error(404)
+        data, status = path.read_bytes(), 200
+        if wanted := self.headers["Range"]:
+            first, last = wanted.removeprefix("bytes=").split("-")
+            span, data, status = f"bytes {first}-{last}/{len(data)}", data[int(first) : int(last) + 1], 206
+            if not data:
+                return self.send_error(416)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        if status == 206:
+            self.send_header("Content-Range", span)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def http(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranged, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_ranges_over_http(http: str) -> None:
+    storage = open_storage(http)
+    wanted = [ByteRange("a/0.tok", 5, 7), ByteRange("a/0.tok", 20, 9), ByteRange("top", 0, 3)]
+    assert [bytes(data) for data in storage.ranges(wanted)] == [DATA[5:12], DATA[20:29], b"top"]
+    assert storage.joined(wanted) == DATA[5:12] + DATA[20:29] + b"top"
+    assert storage.again(wanted[0]) == DATA[5:12]
+    assert storage.num_bytes(["top", "a/0.tok"]) == [3, len(DATA)]
+    assert storage.read("top") == b"top"
+    with pytest.raises(DataError, match=r"nothing there: reading a/1\.tok") as caught:
+        storage.read("a/1.tok")
+    assert caught.value.values["kind"] == "missing"
     storage.close()
 
 
