@@ -110,7 +110,7 @@ class Course:
 
     def cursor(self) -> dict[str, Any]:
         """The state of the whole job's data. Reads up to 64 samples for the order probe."""
-        return self._cursor(self.order, self._place, self.stream.probe(self.next_sample)).as_json()
+        return self._cursor(self.order, self._place, self._probe(self.stream, self.next_sample)).as_json()
 
     def cursor_after(self, num_steps: int) -> dict[str, Any]:
         """The cursor of a run that has made `num_steps` steps under this config. It proves nothing yet: it has no order probe."""
@@ -132,8 +132,8 @@ class Course:
             refuse_other_places(wanted, here=here)
         stream = self._stream(order)
         if wanted.order_probe != UNPROBED:
-            probe = stream.probe(wanted.next_sample)
-            if probe != wanted.order_probe:
+            probe = self._probe(stream, wanted.next_sample)
+            if probe not in (wanted.order_probe, UNPROBED):
                 raise DataError(
                     f"the samples before {wanted.next_sample} are not those that the run consumed",
                     where="cursor",
@@ -208,6 +208,17 @@ class Course:
     def _stream(self, order: RunOrder, blocks: Sequence[Block] | None = None) -> SampleStream:
         here = self._blocks_here(self.blocks if blocks is None else blocks)
         return SampleStream(order, stores=self.stores, eos_id=self.manifest.tokenizer.eos_id, blocks=here)
+
+    def _probe(self, stream: SampleStream, next_sample: int) -> str:
+        """The order probe; none where it would read damaged text that is left out: the run that leaves it out must be able to go on."""
+        try:
+            return stream.probe(next_sample)
+        except DataError as error:
+            spans = [span for block in self._blocks_here(self.blocks) for span in block.spans]
+            if error.values.get("kind") != "damaged-block" or not stream.probes_any(spans, next_sample):
+                raise
+            logger.warning("the order before sample %d is not proven by its tokens: %s", next_sample, error)
+            return UNPROBED
 
     def _blocks_here(self, blocks: Sequence[Block]) -> list[Block]:
         return [self._found_here(block) for block in blocks]

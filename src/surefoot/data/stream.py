@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.core.blocking import Block, BlockMode
+from surefoot.core.blocking import Block, BlockMode, TokenSpan
 from surefoot.core.errors import DataError
 from surefoot.core.hashing import key64
 from surefoot.data.blocked import BlockedSpans, blocked_by_source
 from surefoot.data.cursor import PROBE_SAMPLES, order_probe
 from surefoot.data.order import FeistelPermutation
 from surefoot.data.packing import Rows, join_rows, pack_rows
-from surefoot.data.run_order import RunOrder
+from surefoot.data.run_order import RunOrder, Sample
 from surefoot.data.shards import TokenStore
 
 I64Array = npt.NDArray[np.int64]
@@ -51,11 +51,7 @@ class SampleStream:
 
     def probe(self, next_sample: int) -> str:
         """The order probe of the samples before `next_sample`: at most 64, and none from before a source was started anew."""
-        first = max(self.order.known_from(), next_sample - PROBE_SAMPLES)
-        samples = np.arange(first, next_sample, dtype=np.int64)
-        for skip_first, end in self.order.steps.skipped:
-            samples = samples[(samples < skip_first) | (samples >= end)]
-        found = self.order.at(samples)
+        found = self._probed(next_sample)
         numbers = {name: number for number, name in enumerate(self.order.names)}
         return order_probe(
             sources=np.array([numbers[sample.source] for sample in found], dtype=np.int64) if len(self._stores) > 1 else None,
@@ -67,22 +63,52 @@ class SampleStream:
             ),
         )
 
+    def probes_any(self, spans: Sequence[TokenSpan], next_sample: int) -> bool:
+        """Whether that probe reads a token of `spans`."""
+        return any(
+            sample.source == span.source and start < span.end and start + count >= span.start
+            for sample in self._probed(next_sample)
+            for start, count in sample.spans
+            for span in spans
+        )
+
+    def _probed(self, next_sample: int) -> list[Sample]:
+        first = max(self.order.known_from(), next_sample - PROBE_SAMPLES)
+        samples = np.arange(first, next_sample, dtype=np.int64)
+        for skip_first, end in self.order.steps.skipped:
+            samples = samples[(samples < skip_first) | (samples >= end)]
+        return self.order.at(samples)
+
     def _read(self, sources: I64Array, starts: I64Array, samples: I64Array, out_BT: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-        """Fill the rows that lie in one piece; returns which tokens are blocked, None for none."""
+        """Fill the rows that lie in one piece; returns which tokens are blocked, None for none. What is blocked is never read: it may be
+        blocked because storage does not give it back as it was written."""
         row_tokens = out_BT.shape[1]
         blocked_BT: npt.NDArray[np.bool_] | None = None
         for source, store in enumerate(self._stores):
             mine = np.flatnonzero((sources == source) & (starts >= 0))
             if not mine.size:
                 continue
-            out_BT[mine] = store.read_rows(starts[mine], row_tokens, samples=samples[mine])
-            if self._blocked[source]:
-                touched = mine[self._blocked[source].touch(starts[mine], row_tokens, samples=samples[mine])]
-                for row in touched.tolist():
-                    blocked_BT = np.zeros(out_BT.shape, dtype=np.bool_) if blocked_BT is None else blocked_BT
-                    for first, end in self._blocked[source].within(int(starts[row]), row_tokens, sample=int(samples[row])):
-                        blocked_BT[row, first:end] = True
+            touched = self._blocked[source].touch(starts[mine], row_tokens, samples=samples[mine])
+            whole = mine[~touched]
+            out_BT[whole] = store.read_rows(starts[whole], row_tokens, samples=samples[whole])
+            for row in mine[touched].tolist():
+                blocked_BT = np.zeros(out_BT.shape, dtype=np.bool_) if blocked_BT is None else blocked_BT
+                out_BT[row], blocked_BT[row] = self._silenced(source, int(starts[row]), row_tokens, sample=int(samples[row]))
         return blocked_BT
+
+    def _silenced(self, source: int, start: int, count: int, *, sample: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """(tokens, which of them are blocked) of [start, start + count) of a source; the blocked ones are EOS."""
+        is_blocked = np.zeros(count, dtype=np.bool_)
+        for first, end in self._blocked[source].within(start, count, sample=sample):
+            is_blocked[first:end] = True
+        store = self._stores[source]
+        tokens = np.full(count, self._eos_id, dtype=store.manifest.token_dtype)
+        edges = np.flatnonzero(np.diff(np.concatenate(([True], is_blocked, [True]))))
+        begins, ends = edges[::2], edges[1::2]
+        if begins.size:
+            live = store.read_spans(start + begins, ends - begins, samples=np.full(begins.size, sample, dtype=np.int64))
+            tokens[~is_blocked] = live
+        return tokens, is_blocked
 
     def _refuse_unknown_ids(self, stream_BT: npt.NDArray[Any], sources: I64Array, samples: I64Array) -> None:
         """A checksum proves that ids are those that were written, not that the model has a row for each."""
@@ -102,10 +128,8 @@ class SampleStream:
         spans = self.order.spans_at(sample)
         parts = []
         for start, count in spans:
-            stream_BT = self._stores[source].read(start, count + 1, sample=sample)[None, :]
-            blocked_BT = np.zeros(stream_BT.shape, dtype=np.bool_)
-            for first, end in self._blocked[source].within(start, count + 1, sample=sample):
-                blocked_BT[0, first:end] = True
+            tokens, is_blocked = self._silenced(source, start, count + 1, sample=sample)
+            stream_BT, blocked_BT = tokens[None, :], is_blocked[None, :]
             parts.append(pack_rows(stream_BT, eos_id=self._eos_id, blocked_BT=blocked_BT))
         return spans[0][0], join_rows(parts, seq_len=seq_len, eos_id=self._eos_id)
 
