@@ -18,6 +18,7 @@ from surefoot.data.provenance import merged
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import candidates, fold_lineage
 from surefoot.observe.live import is_held, read_lock
+from surefoot.observe.wishes import why_confirm
 
 _SAMPLES: Final = re.compile(r"(\d+):(\d+)")
 
@@ -186,4 +187,5 @@ def _way_back(run: RunData, first_sample: int) -> str:
     before = next((ref for ref in candidates(lineage) if ref.step < step), None)
     if before is None:
         return f"but no checkpoint from before step {step} is left"
-    return f"`surefoot train {run.run_dir} --resume-from {before.step}` goes back"
+    confirmed = " --yes" if why_confirm(before, lineage) else ""
+    return f"`surefoot train {run.run_dir} --resume-from {before.step}{confirmed}` goes back"
