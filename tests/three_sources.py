@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from surefoot.core.clock import SystemClock
 from surefoot.core.events import Event
 from surefoot.core.layouts import topology
 from surefoot.core.records import StepReport
-from surefoot.core.sections import RunConfig, SourceSection
+from surefoot.core.sections import ParallelSection, RunConfig, SourceSection
 from surefoot.data.manifest import load_manifest
 from surefoot.data.prepare import prepare
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
@@ -96,17 +97,20 @@ def make_run(folder: Path, data: Path, *, num_steps: int = 60, reserve: float = 
     return run
 
 
+@lru_cache(maxsize=64)  # parsed with its layout of lines, which takes 30 ms
 def config_of(run: Path) -> RunConfig:
     return load_config(run / "config.toml").config
 
 
-def record_attempt(run: Path, *, attempt: int, base_step: int, next_samples: Sequence[int], checkpoint: str | None = None) -> None:
-    """An attempt that began after `base_step` steps and finished one more for each of `next_samples`."""
+def record_attempt(
+    run: Path, *, attempt: int, base_step: int, next_samples: Sequence[int], parallel: ParallelSection | None = None
+) -> None:
+    """An attempt that began after `base_step` steps and finished one more for each of `next_samples`, under this layout or the config's."""
     config = config_of(run)
     ledger = Ledger(run / LEDGER_NAME, clock=SystemClock(), by="test")
     fields = {
-        "checkpoint": checkpoint,
-        "topology": topology(config.parallel),
+        "checkpoint": None,
+        "topology": topology(parallel or config.parallel),
         "data_hash": load_manifest(config.data.path).sha256,
     }
     ledger.append(Event.ATTEMPT_STARTED, generation=attempt, attempt=attempt, step=base_step, fields=fields)

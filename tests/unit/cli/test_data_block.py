@@ -35,9 +35,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_three(tmp_path_factory.mktemp("three") / "data")
 
 
+@pytest.fixture(scope="module")
+def standing(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as `run_dir`, to ask for nothing."""
+    return made_in(tmp_path_factory.mktemp("standing"), data)
+
+
 @pytest.fixture
 def run_dir(data: Path, tmp_path: Path) -> Path:
-    made = make_run(tmp_path, data, reserve=0.05)
+    return made_in(tmp_path, data)
+
+
+def made_in(folder: Path, data: Path) -> Path:
+    made = make_run(folder, data, reserve=0.05)
     record_attempt(made, attempt=1, base_step=0, next_samples=[5, 10, 15, 20, 30, NEXT_SAMPLE])
     return made
 
@@ -245,12 +255,12 @@ def test_a_dry_run_asks_for_nothing(run_dir: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_what_cannot_be_honoured_is_refused_before_it_is_ledgered(
-    arguments: tuple[object, ...], exit_code: int, words: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[object, ...], exit_code: int, words: str, standing: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = (run_dir / LEDGER_NAME).read_bytes()
-    assert run(["data", "block", str(run_dir), *map(str, arguments)]) == exit_code
+    before = (standing / LEDGER_NAME).read_bytes()
+    assert run(["data", "block", str(standing), *map(str, arguments)]) == exit_code
     assert words in capsys.readouterr().err
-    assert (run_dir / LEDGER_NAME).read_bytes() == before
+    assert (standing / LEDGER_NAME).read_bytes() == before
 
 
 def test_nothing_is_replaced_where_nothing_is_kept_back(data: Path, tmp_path: Path, blocked: Answer) -> None:

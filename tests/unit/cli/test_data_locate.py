@@ -19,6 +19,7 @@ from surefoot.core.blocking import Block, next_head
 from surefoot.core.clock import SystemClock
 from surefoot.core.events import Event
 from surefoot.core.hashing import ZERO_HASH
+from surefoot.core.sections import ParallelSection
 from surefoot.data.atoms import deal
 from surefoot.data.manifest import load_manifest
 from surefoot.data.provenance import Provenance
@@ -39,10 +40,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_three(tmp_path_factory.mktemp("three") / "data")
 
 
+@pytest.fixture(scope="module")
+def standing(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as `run_dir`, to read only."""
+    return made_in(tmp_path_factory.mktemp("standing"), data)
+
+
 @pytest.fixture
 def run_dir(data: Path, tmp_path: Path) -> Path:
     """60 steps are asked for, 12 are done."""
-    made = make_run(tmp_path, data)
+    return made_in(tmp_path, data)
+
+
+def made_in(folder: Path, data: Path) -> Path:
+    made = make_run(folder, data)
     plan = order_of(made).steps
     record_attempt(made, attempt=1, base_step=0, next_samples=ends_of(plan, 1, NUM_DONE))
     return made
@@ -82,7 +93,8 @@ def samples_by_rank(run_dir: Path, step: int) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("step", [1, 4, 5, NUM_DONE, NUM_DONE + 1, 20, 60])
-def test_a_step_is_told_rank_by_rank_whether_it_was_or_will_be(step: int, run_dir: Path, asked: Answer) -> None:
+def test_a_step_is_told_rank_by_rank_whether_it_was_or_will_be(step: int, standing: Path, asked: Answer) -> None:
+    run_dir = standing
     answer = asked(run_dir, "--step", step)
     assert answer["schema_version"] == 1
     assert answer["seen"] == (step <= NUM_DONE)
@@ -126,6 +138,15 @@ def test_only_the_line_of_the_run_counts(run_dir: Path, asked: Answer) -> None:
     record_attempt(run_dir, attempt=2, base_step=8, next_samples=ends_of(plan, 9, 9))
     told = {step: asked(run_dir, "--step", step) for step in (8, 9, 10)}
     assert [(told[step]["seen"], told[step]["attempt"]) for step in told] == [(True, 1), (True, 2), (False, None)]
+
+
+def test_ranks_are_those_of_the_layout_that_did_the_step(run_dir: Path, asked: Answer) -> None:
+    plan = order_of(run_dir).steps
+    record_attempt(run_dir, attempt=2, base_step=8, next_samples=ends_of(plan, 9, 10), parallel=ParallelSection(dp_shard=4, tp=2))
+    assert {hit["rank"] for hit in asked(run_dir, "--step", 8)["hits"]} == {0, 1}
+    assert {hit["rank"] for hit in asked(run_dir, "--step", 9)["hits"]} == {0, 2, 4, 6}
+    assert {tuple(hit["ranks"]) for hit in asked(run_dir, "--step", 9, "--rank", 3)["hits"]} == {(2, 3)}
+    assert {hit["rank"] for hit in asked(run_dir, "--step", 11)["hits"]} == {0, 1}
 
 
 def test_a_step_that_took_another_batch_is_told_by_its_record(run_dir: Path, asked: Answer) -> None:
@@ -212,9 +233,9 @@ def test_a_held_out_document_is_in_no_step(data: Path, run_dir: Path, asked: Ans
     ],
 )
 def test_what_cannot_be_told_says_what_is_there(
-    arguments: tuple[object, ...], exit_code: int, words: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[object, ...], exit_code: int, words: str, standing: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["data", "locate", str(run_dir), *map(str, arguments)]) == exit_code
+    assert run(["data", "locate", str(standing), *map(str, arguments)]) == exit_code
     assert words in capsys.readouterr().err
 
 
