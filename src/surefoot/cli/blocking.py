@@ -52,13 +52,17 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much a block is: `shares` are of the train tokens of each source; `to_come` and `seen` count samples of the run that hold it."""
+    """How much a block is: `shares` are of the train tokens of each source; `to_come` and `seen` count samples of the run that hold it.
+
+    `unreplaced` is of mode replace: for how many samples of an epoch, at most, the reserve is too small; these are masked.
+    """
 
     documents: int
     tokens: int
     shares: dict[str, float]
     to_come: int
     seen: int
+    unreplaced: int
 
 
 def resolve(run: RunData, wish: Wish) -> Block:
@@ -106,7 +110,18 @@ def scope_of(run: RunData, block: Block) -> Scope:
         shares={name: count / run.manifest.split(name, "train").tokens for name, count in tokens.items() if count},
         to_come=int((held >= since).sum()),
         seen=int((held < next_sample).sum()),
+        unreplaced=_beyond_reserve(run, [*run.blocklist.blocks, block]) if block.mode == "replace" else 0,
     )
+
+
+def _beyond_reserve(run: RunData, blocks: Sequence[Block]) -> int:
+    """Units with a blocked token beyond those that the reserves hold, over all sources."""
+    missing = 0
+    for source in run.order.sources:
+        spans = [span for block in blocks if block.mode == "replace" for span in block.spans if span.source == source.name]
+        units = merged(TokenSpan(span.source, span.start // source.unit_tokens, -(-span.end // source.unit_tokens)) for span in spans)
+        missing += max(0, sum(unit.end - unit.start for unit in units) - source.num_reserve)
+    return missing
 
 
 def when_it_holds(run: RunData, block: Block) -> str:

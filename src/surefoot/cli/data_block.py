@@ -97,6 +97,7 @@ def _scope_row(scope: Scope) -> dict[str, Any]:
     return {"documents": told["documents"], "tokens": told["tokens"], "shares": told["shares"]} | {
         "samples_to_come": told["to_come"],
         "samples_seen": told["seen"],
+        "unreplaced": told["unreplaced"],
     }
 
 
@@ -108,6 +109,8 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
         documents = f"{answer['documents']} document{'s' * (answer['documents'] != 1)}"
         lines.append(f"{'it is':<8} {documents}, {show_count(answer['tokens'])} tokens: {shares}")
     lines.append(f"{'samples':<8} {answer['samples_to_come']} to come hold it, {answer['samples_seen']} were seen")
+    if answer["unreplaced"]:
+        lines.append(f"{'reserve':<8} too small for up to {answer['unreplaced']} of them in an epoch: these are masked")
     if answer["before"] is not None:
         return [*lines, f"ledger entry {answer['before']} asks for the same: nothing was added"]
     if answer["dry_run"]:

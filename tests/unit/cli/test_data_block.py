@@ -268,6 +268,18 @@ def test_nothing_is_replaced_where_nothing_is_kept_back(data: Path, tmp_path: Pa
     assert "data.reserve_fraction is 0" in error["what"]
 
 
+def test_a_reserve_that_is_too_small_is_told(run_dir: Path, blocked: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A twentieth of each source is kept back: enough for a document, not for a shard."""
+    assert blocked(run_dir, "--document", "web/0", "--mode", "replace", "--dry-run")["unreplaced"] == 0
+    assert blocked(run_dir, "--shard", "web/00000", "--dry-run")["unreplaced"] == 0
+    order = open_run_data(run_dir).order
+    (reserve,) = [source.num_reserve for source in order.sources if source.name == "web"]
+    answer = blocked(run_dir, "--shard", "web/00000", "--mode", "replace", "--dry-run")
+    assert answer["unreplaced"] == -(-answer["tokens"] // 32) - reserve > 0
+    assert run(["data", "block", str(run_dir), "--shard", "web/00000", "--mode", "replace", "--dry-run"]) == 0
+    assert "reserve  too small for up to" in capsys.readouterr().out
+
+
 def test_a_step_of_another_batch_is_its_own_samples(run_dir: Path, blocked: Answer) -> None:
     """Steps that are recorded are believed, whatever the config has come to say."""
     record_attempt(run_dir, attempt=2, base_step=NUM_DONE, next_samples=[NEXT_SAMPLE + 3])
