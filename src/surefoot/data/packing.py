@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 IGNORED_LABEL: Final = -100
 PHANTOM_SAMPLE: Final = -1
+_MANY_DOCUMENTS: Final = 16  # per row: from here on a pass over all positions is faster than one over each document
 
 I64Array = npt.NDArray[np.int64]
 
@@ -38,20 +39,40 @@ def pack_rows(stream_BT: npt.NDArray[Any], *, eos_id: int, blocked_BT: npt.NDArr
     from the sample before starts at position 0. A blocked token becomes an EOS, and nothing foretells it: what stands behind it is another
     document, so that no position attends to what was blocked.
     """
-    stream_BT = stream_BT.astype(np.int64)
     if blocked_BT is not None:
-        stream_BT[blocked_BT] = eos_id
-    tokens_BS = stream_BT[:, :-1]
-    is_eos_BS = tokens_BS == eos_id
-    labels_BS = np.where(is_eos_BS, IGNORED_LABEL, stream_BT[:, 1:])
+        stream_BT = np.where(blocked_BT, stream_BT.dtype.type(eos_id), stream_BT)
+    num_rows, seq_len = len(stream_BT), stream_BT.shape[1] - 1
+    tokens_BS, labels_BS, positions_BS, doc_ids_BS = np.empty((4, num_rows, seq_len), dtype=np.int64)
+    tokens_BS[:] = stream_BT[:, :-1]
+    labels_BS[:] = stream_BT[:, 1:]
+    is_eos_BS = stream_BT[:, :-1] == eos_id
+    np.copyto(labels_BS, IGNORED_LABEL, where=is_eos_BS)
     if blocked_BT is not None:
         labels_BS[blocked_BT[:, 1:]] = IGNORED_LABEL
-    starts_BS = np.zeros_like(is_eos_BS)
-    starts_BS[:, 1:] = is_eos_BS[:, :-1]
-    doc_ids_BS = np.cumsum(starts_BS, axis=1, dtype=np.int64)
-    index_S = np.arange(tokens_BS.shape[1], dtype=np.int64)
-    positions_BS = index_S - np.maximum.accumulate(np.where(starts_BS, index_S, 0), axis=1)
-    return Rows(tokens_BS=np.ascontiguousarray(tokens_BS), labels_BS=labels_BS, positions_BS=positions_BS, doc_ids_BS=doc_ids_BS)
+    doc_ids_BS[:] = 0
+    _number_documents(is_eos_BS, positions_BS, doc_ids_BS)
+    return Rows(tokens_BS=tokens_BS, labels_BS=labels_BS, positions_BS=positions_BS, doc_ids_BS=doc_ids_BS)
+
+
+def _number_documents(is_eos_BS: npt.NDArray[np.bool_], positions_BS: I64Array, doc_ids_BS: I64Array) -> None:
+    """Fill in positions and documents, each row a document of its own; those that begin behind an EOS make it several."""
+    seq_len = positions_BS.shape[1]
+    index_S = np.arange(seq_len, dtype=np.int64)
+    positions_BS[:] = index_S
+    ends = np.flatnonzero(is_eos_BS)
+    if ends.size > _MANY_DOCUMENTS * len(is_eos_BS):
+        np.cumsum(is_eos_BS[:, :-1], axis=1, dtype=np.int64, out=doc_ids_BS[:, 1:])
+        starts_BS = np.zeros_like(positions_BS)
+        np.multiply(is_eos_BS[:, :-1], index_S[1:], out=starts_BS[:, 1:])
+        positions_BS -= np.maximum.accumulate(starts_BS, axis=1, out=starts_BS)
+        return
+    row_before, document = -1, 0
+    for place in ends.tolist():
+        row, end = divmod(place, seq_len)
+        document = document + 1 if row == row_before else 1
+        row_before = row
+        positions_BS[row, end + 1 :] = index_S[: seq_len - end - 1]
+        doc_ids_BS[row, end + 1 :] = document
 
 
 def join_rows(parts: Sequence[Rows], *, seq_len: int, eos_id: int) -> Rows:
