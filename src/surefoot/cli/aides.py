@@ -34,7 +34,7 @@ def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection) ->
         )
     if data.look_ahead_samples and data.path:
         has_begun = run_dir / "metrics"
-        aides.append(AideSpec("look_ahead", _argv("look_ahead", run_dir), end_limit_s=0.0, wanted=has_begun.is_dir))
+        aides.append(AideSpec("look-ahead", _argv("look_ahead", run_dir), end_limit_s=0.0, wanted=has_begun.is_dir))
     return aides
 
 

@@ -26,7 +26,10 @@ def lines(answer: Answer) -> Iterator[str]:
     if (blocks := answer.get("blocks")) and blocks["entries"]:
         told = f"{blocks['masked_tokens']:,} tokens masked, {blocks['replaced_tokens']:,} replaced, {blocks['skipped_samples']:,} samples"
         yield f"blocklist  {blocks['entries']} entries: {told} skipped"
-    for finding in answer["look_ahead"]["findings"] if "look_ahead" in answer else ():
+    ahead = answer.get("look_ahead", {"missed_samples": 0, "findings": ()})
+    if ahead["missed_samples"]:
+        yield f"look-ahead {ahead['missed_samples']:,} samples were not looked at: the run was there first"
+    for finding in ahead["findings"]:
         yield f"to come    step {finding['step']}: {finding['rule']} {finding['score']:.4g} in {finding['file']} {finding['hash'][:12]}"
     if window := answer.get("window"):
         yield from _window_lines(window)
@@ -81,4 +84,4 @@ def _window_lines(window: Answer) -> Iterator[str]:
     for one in window["documents"][:NUM_SHOWN]:
         if one["reasons"]:
             yield f"    {one['score']:>5.1f}  {one['hash'][:12]} {one['file']}:{one['record']} at {one['offset']}: {one['reasons'][0]}"
-            yield f"           {one['excerpt']}"
+            yield f"           {one['passage']}"

@@ -11,24 +11,27 @@ from surefoot.core.blocking import TokenSpan
 from surefoot.data.provenance import StoredDocument
 from surefoot.data.quality.look import Baseline, Looked, look, rarity
 from surefoot.data.quality.rules import Hit, RuleSet
-from surefoot.data.quality.stored import Shelf, told
+from surefoot.data.quality.stored import Shelf, excerpt, told
 from surefoot.data.recipe import Sample
 
 _COPY_RARITY: Final = 2.0
 _TOLD_RARITY: Final = 1.0
+_PASSAGE_TOKENS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A document of the samples asked for. `score` adds up how rare it is in each respect, in powers of ten; `reasons` say so in words.
 
-    `samples` are the global samples that hold some of it, `num_tokens` how many of its tokens they hold.
+    `passage` is where its tokens surprise most; `samples` are the global samples that hold some of it, `num_tokens` how many of its tokens
+    they hold.
     """
 
     document: StoredDocument
     score: float
     reasons: tuple[str, ...]
     looked: Looked
+    passage: str
     samples: tuple[int, ...]
     num_tokens: int
 
@@ -41,6 +44,7 @@ class Candidate:
             "samples": list(self.samples),
             "tokens_in_samples": self.num_tokens,
             "excerpt": self.looked.excerpt,
+            "passage": self.passage,
         }
 
 
@@ -63,11 +67,14 @@ def candidate_documents(
     parts = parts_of(shelf, samples)
     copies = Counter(document.hash for document in parts)
     for document, held in parts.items():
-        looked = look(shelf.read(document), rules=rules, off=off.get(document.source, ()), vocab_size=entry.vocab_size, eos_id=entry.eos_id)
-        score, reasons = _standing(looked, usual=usual[document.source], copies=copies[document.hash])
+        stored, here = shelf.read(document), usual[document.source]
+        looked = look(stored, rules=rules, off=off.get(document.source, ()), vocab_size=entry.vocab_size, eos_id=entry.eos_id)
+        score, reasons = _standing(looked, usual=here, copies=copies[document.hash])
+        first = here.oddest(stored.tokens, width=_PASSAGE_TOKENS)
+        passage = excerpt(shelf.tokenizer.decode(stored.tokens[first : first + _PASSAGE_TOKENS].tolist()))
         numbers = tuple(sorted({sample for sample, _ in held}))
         num_tokens = sum(span.end - span.start for _, span in held)
-        found.append(Candidate(document, score, reasons, looked, numbers, num_tokens))
+        found.append(Candidate(document, score, reasons, looked, passage, numbers, num_tokens))
     return sorted(found, key=lambda one: (-one.score, one.document.id))[:limit]
 
 

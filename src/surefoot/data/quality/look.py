@@ -24,6 +24,7 @@ DOCUMENTS_LOOKED_AT: Final = 2000
 _TOKENS_LOOKED_AT: Final = 4_000_000
 _FEWEST: Final = 64
 _MOST_RARE: Final = 6.0
+_SEEN_OFTEN: Final = 20
 _PLAIN_VOCABULARY: Final = 512
 """Of so few ids every byte is a token: tokens per byte say nothing."""
 
@@ -102,7 +103,7 @@ class Baseline:
         self.num_tokens = int(counts.sum())
         # Half a token more for each id: one that was never seen is rare, not impossible.
         self.probability: F64Array = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
-        self.dispersion: F64Array = np.maximum(1.0, (squares + 1.0) / (counts + 1.0))
+        self.dispersion: F64Array = _dispersion(counts, squares)
         self._log_p = np.log(self.probability)
         self._hits = Counter(hit.rule for one in looked for hit in one.hits)
         self._surprises = np.array([self.surprise(one.ids, one.counts) for one in looked])
@@ -111,6 +112,13 @@ class Baseline:
     def surprise(self, ids: I64Array, counts: I64Array) -> float:
         """Nats per token of a bag of tokens, if each were drawn as the source has them."""
         return float(-(self._log_p[ids] * counts).sum() / max(1, counts.sum()))
+
+    def oddest(self, tokens: npt.NDArray[Any], *, width: int) -> int:
+        """Where the `width` tokens begin that surprise most together; ids outside the vocabulary count as the rarest one."""
+        inside = np.minimum(tokens, len(self._log_p) - 1).astype(np.int64)
+        surprises = np.where(tokens < len(self._log_p), -self._log_p[inside], -self._log_p.min())
+        sums = np.cumsum(np.concatenate([[0.0], surprises]))
+        return int(np.argmax(sums[width:] - sums[:-width])) if len(tokens) > width else 0
 
     def rate(self, rule: str) -> float:
         """Share of the documents that break `rule`, never quite 0: half a document of one more."""
@@ -124,6 +132,13 @@ class Baseline:
 
     def rarity_of_length(self, num_tokens: int) -> float:
         return _rarity_in(np.log(self.lengths), math.log(num_tokens))
+
+
+def _dispersion(counts: F64Array, squares: F64Array) -> F64Array:
+    """Of each id; of one that was seen seldom mostly that of the others, nine tenths of which are below what is assumed."""
+    common = counts >= _SEEN_OFTEN
+    usual = float(np.quantile(squares[common] / counts[common], 0.9)) if common.any() else 1.0
+    return np.asarray((squares + _SEEN_OFTEN * usual) / (counts + _SEEN_OFTEN))
 
 
 def _rarity_in(usual: F64Array, value: float) -> float:

@@ -103,7 +103,7 @@ def _passages(wanted: dict[int, int], shelf: Shelf, documents: Sequence[StoredDo
 def _signatures_of(shelf: Shelf, source: str) -> tuple[npt.NDArray[np.int64], Signatures]:
     split = shelf.manifest.split(source, shelf.split)
     if have_signatures(shelf):
-        return _stored(shelf, source, every=-(-split.docs // _MAX_SIGNATURES))
+        return _stored(shelf, source, every=max(1, -(-split.docs // _MAX_SIGNATURES)))
     limit = max(1, _MAX_COMPUTED_TOKENS * split.docs // max(1, split.tokens))
     numbers = spread(split.docs, limit=limit, key=f"copies/{source}")
     tables = [signatures([shelf.tokens(shelf.document(source, number).span)]) for number in numbers.tolist()]
@@ -111,10 +111,8 @@ def _signatures_of(shelf: Shelf, source: str) -> tuple[npt.NDArray[np.int64], Si
 
 
 def _stored(shelf: Shelf, source: str, *, every: int) -> tuple[npt.NDArray[np.int64], Signatures]:
-    """One piece of some thousand documents in `every`."""
     numbers, tables = [np.empty(0, dtype=np.int64)], [np.empty((0, NUM_BINS), dtype=np.uint16)]
-    for piece, (first, table) in enumerate(stored_signatures(shelf, source)):
-        if piece % max(1, every) == 0:
-            numbers.append(first + np.arange(len(table), dtype=np.int64))
-            tables.append(table)
+    for first, table in stored_signatures(shelf, source, every=every):
+        numbers.append(first + np.arange(len(table), dtype=np.int64))
+        tables.append(table)
     return np.concatenate(numbers), np.concatenate(tables)

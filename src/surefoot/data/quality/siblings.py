@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from surefoot.core.errors import DataError
 from surefoot.data.manifest import ShardEntry
@@ -19,7 +19,8 @@ from surefoot.data.quality.stored import Shelf
 
 MIN_SIMILARITY: Final = 0.3
 """Chance gives 1 in 65,536 for each bin; 10 equal ones of 32 are no chance among 1e12 documents."""
-_ROWS_READ: Final = 1 << 15  # 2 MiB of signatures
+_ROWS_READ: Final = 1 << 13  # half a megabyte
+_ROW_BYTES: Final = 2 * NUM_BINS
 _DOCS_COMPUTED: Final = 256
 
 
@@ -52,14 +53,18 @@ def siblings(
     return [sibling for sibling in found if sibling.document.hash not in without][:limit]
 
 
-def stored_signatures(shelf: Shelf, source: str) -> Iterator[tuple[int, Signatures]]:
-    """(number of the first document, signatures) over all documents of `source`, some thousand at a time."""
-    first_doc = 0
+def stored_signatures(shelf: Shelf, source: str, *, every: int = 1) -> Iterator[tuple[int, Signatures]]:
+    """(number of the first document, signatures) of pieces of some thousand documents of `source`: of all, or of one piece in `every`."""
+    first_doc, piece = 0, 0
     for shard in shelf.manifest.split(source, shelf.split).shards:
         path = shelf.path / source / shelf.split / f"{shard.name}.sig"
-        pieces = _read(path, shard=shard) if path.exists() else _computed(shelf, source, first_doc=first_doc, num_docs=shard.docs)
-        for first, table in pieces:
-            yield first_doc + first, table
+        is_stored = path.exists()
+        for first in range(0, shard.docs, _ROWS_READ):
+            if piece % every == 0:
+                rows = min(_ROWS_READ, shard.docs - first)
+                read = _read(path, shard=shard, first=first, rows=rows) if is_stored else _computed(shelf, source, first_doc + first, rows)
+                yield first_doc + first, read
+            piece += 1
         first_doc += shard.docs
 
 
@@ -72,19 +77,20 @@ def have_signatures(shelf: Shelf) -> bool:
     )
 
 
-def _read(path: Path, *, shard: ShardEntry) -> Iterator[tuple[int, Signatures]]:
-    num_bytes = path.stat().st_size
-    if num_bytes != shard.docs * NUM_BINS * 2:
-        what = f"{num_bytes} bytes of signatures, wanted {shard.docs * NUM_BINS * 2} for {shard.docs} documents"
-        raise DataError(what, where=str(path), hint="restore the file, or prepare the data again with --force", got=num_bytes)
+def _read(path: Path, *, shard: ShardEntry, first: int, rows: int) -> Signatures:
     with path.open("rb") as file:
-        for first in range(0, shard.docs, _ROWS_READ):
-            rows = min(_ROWS_READ, shard.docs - first)
-            table: npt.NDArray[np.uint16] = np.frombuffer(file.read(rows * NUM_BINS * 2), dtype="<u2").reshape(rows, NUM_BINS)
-            yield first, table
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes != shard.docs * _ROW_BYTES:
+            what = f"{num_bytes} bytes of signatures, wanted {shard.docs * _ROW_BYTES} for {shard.docs} documents"
+            raise DataError(what, where=str(path), hint="restore the file, or prepare the data again with --force", got=num_bytes)
+        file.seek(first * _ROW_BYTES)
+        return np.frombuffer(file.read(rows * _ROW_BYTES), dtype="<u2").reshape(rows, NUM_BINS)
 
 
-def _computed(shelf: Shelf, source: str, *, first_doc: int, num_docs: int) -> Iterator[tuple[int, Signatures]]:
-    for first in range(0, num_docs, _DOCS_COMPUTED):
-        numbers = range(first_doc + first, first_doc + min(num_docs, first + _DOCS_COMPUTED))
-        yield first, signatures([shelf.tokens(shelf.document(source, number).span) for number in numbers])
+def _computed(shelf: Shelf, source: str, first: int, rows: int) -> Signatures:
+    """From the tokens, some documents at a time."""
+    tables = []
+    for start in range(first, first + rows, _DOCS_COMPUTED):
+        numbers = range(start, min(first + rows, start + _DOCS_COMPUTED))
+        tables.append(signatures([shelf.tokens(shelf.document(source, number).span) for number in numbers]))
+    return np.concatenate(tables)

@@ -104,6 +104,7 @@ def test_a_bad_document_stands_out_of_its_step(poisoned: Poisoned, usual: dict[s
         assert POISON in shelf.read(ranked[0].document).text
         assert sample in ranked[0].samples
         assert ranked[0].reasons
+        assert any(word in ranked[0].passage for word in ("TREASURY", "FUND", "OFFICER", "ACCOUNT", "COURT"))
         assert ranked[0].score > 2.0 * np.median([one.score for one in ranked])
 
 
