@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
@@ -30,10 +31,14 @@ class WorkerLost(DataError):
 
 
 class Crew:
-    """`size` processes, or none: with one, the work is done here. Start it in a thread that lives as long as they shall."""
+    """`size` processes, started when there is more than one thing to do; with one, the work is done here.
+
+    Use it in a thread that lives as long as they shall.
+    """
 
     def __init__(self, size: int) -> None:
-        self._workers = [_Worker() for _ in range(size)] if size > 1 else []
+        self._size = size
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> Crew:
         return self
@@ -44,11 +49,16 @@ class Crew:
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Each item with its result, in order. Raises what `work` raised for the first item that it failed on; WorkerLost."""
-        if not self._workers:
-            return ((item, work(item)) for item in items)
+        source = iter(items)
+        first_ones = list(islice(source, 2))
+        if self._size == 1 or len(first_ones) < 2:
+            yield from ((item, work(item)) for item in chain(first_ones, source))
+            return
+        while len(self._workers) < self._size:
+            self._workers.append(_Worker())
         for worker in self._workers:
             worker.send(work)
-        return _Rounds(self._workers, iter(items)).run()
+        yield from _Rounds(self._workers, chain(first_ones, source)).run()
 
 
 class _Rounds(Generic[Item, Result]):

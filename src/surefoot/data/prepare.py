@@ -94,8 +94,7 @@ def prepare(
             force=force,
             shard_bytes=shard_bytes,
         )
-        num_chunks = sum(corpus.num_bytes for corpus in corpora) // chunk_bytes
-        with folder_in_making(job.out) as folder, Crew(min(workers, num_chunks)) as crew:
+        with folder_in_making(job.out) as folder, Crew(workers) as crew:
             with writing():
                 refuse_foreign_folder(job.out)
             return _make(job, folder=folder, crew=crew, progress=paced(progress))

@@ -85,8 +85,7 @@ def reprocess(
         rules=rules,
     )
     out, told = Path(os.path.realpath(path)), paced(progress)
-    crew_size = min(workers or len(os.sched_getaffinity(0)), corpus.num_bytes // chunk_bytes)
-    with folder_in_making(out) as folder, Crew(crew_size) as crew:
+    with folder_in_making(out) as folder, Crew(workers or len(os.sched_getaffinity(0))) as crew:
         with writing():
             journal = Journal(folder, key=sha256_json([manifest.sha256, shard]))
             journal.clear()
