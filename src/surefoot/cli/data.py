@@ -20,4 +20,4 @@ app.add_typer(rules_app, name="rules", short_help="The quality rules, and new on
 
 @app.callback()
 def data() -> None:
-    """Prepare text for training."""
+    """Prepare text, look into it, leave parts of it out."""

@@ -27,7 +27,7 @@ VERBS: Mapping[str, Verb] = {
     "fit": Verb("surefoot.cli.fit:fit", "Fit a scaling law to a table of finished runs."),
     "simulate": Verb("surefoot.cli.simulate:simulate", "How much of a run's time stays useful on machines that fail."),
     "sweep": Verb("surefoot.cli.sweep:app", "Small runs that say what the large one should be."),
-    "data": Verb("surefoot.cli.data:app", "Prepare text for training."),
+    "data": Verb("surefoot.cli.data:app", "Prepare text, look into it, leave parts of it out."),
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
     "resume": Verb("surefoot.cli.resume:resume", "Let a halted run go on."),
     "status": Verb("surefoot.cli.status:status", "Where a run stands."),

@@ -57,8 +57,7 @@ class ShardedLoader:
         self._rank, self._num_ranks = rank, num_ranks
         self._clock = clock or SystemClock()
         self.course = Course(path, data=data, train=train, stages=stages or (_only_stage(data),), seed=seed, on_data_change=on_data_change)
-        for store in self.course.stores.values():
-            store.check_files()
+        self._is_checked = False
         self._changes = 0
         self._ahead: ReadAhead[_Key, tuple[Batch, ...]] = ReadAhead(self._fetch, depth=data.prefetch_steps)
         if rank == 0:
@@ -102,6 +101,7 @@ class ShardedLoader:
     def __next__(self) -> StepBatch:
         """The next step's atoms. Local. Raises DataError when a block on disk is not what was written, and where the data ends."""
         began_s = self._clock.monotonic_s()
+        self._check_files()
         first = self.next_sample
         samples = self.course.next_samples()
         micro_batches = self._ahead.take((first, self.rotation, self._changes))
@@ -128,6 +128,7 @@ class ShardedLoader:
 
         Raises DataError, and changes nothing, when the data, the recipe, the blocklist or the order is not that of the cursor.
         """
+        self._check_files()
         self.course.seek(cursor)
         self._forget()
         if self.data_change and self._rank == 0:
@@ -176,6 +177,15 @@ class ShardedLoader:
     def close(self) -> None:
         self._ahead.close()
         self.course.close()
+
+    def _check_files(self) -> None:
+        """Once, when it is known which shards are left out: one that is gone must not stop the run that does without it."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        blocked = {block.name for block in self.course.blocks if block.kind == "shard"}
+        for name, store in self.course.stores.items():
+            store.check_files(leave_out={shard.name for shard in store.entry.shards if f"{name}/{shard.name}" in blocked})
 
     def _announce(self) -> None:
         """Steps to come, for as long as their samples are known: behind the last of the run nothing is read."""
