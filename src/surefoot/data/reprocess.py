@@ -38,8 +38,10 @@ from surefoot.data.manifest import (
     ShardEntry,
     SourceEntry,
     SplitEntry,
+    dtype_for,
     earlier_name,
     load_manifest,
+    stored_dtype,
 )
 from surefoot.data.publish import folder_in_making, writing
 from surefoot.data.quality.rules import RuleSet
@@ -50,8 +52,9 @@ from surefoot.data.stored_rows import ROW
 from surefoot.data.survey import LEFT_OUT, Progress, Survey, paced, take_survey
 from surefoot.data.tokenizer import Tokenizer, load_tokenizer
 
+_TOKENS_AT_ONCE: Final = 1 << 20
 PADDING_FILE: Final = "(padding)"
-"""What provenance names as the file of the EOS tokens that fill a shard up. Their record is 0."""
+"""What provenance names as the file of the EOS tokens that fill a shard up: one document, of record 0."""
 
 
 def reprocess(
@@ -131,7 +134,7 @@ class _Filling:
                     left = 0
         if left:
             self.padded_tokens = left
-            tokens.append(np.full(left, self.codec.eos_id))
+            tokens.append(np.full(left, self.codec.eos_id, dtype=stored_dtype(dtype_for(self.codec.vocab_size))))
             rows.append(_padding(left))
         return Stored(np.concatenate(tokens), np.concatenate(rows))
 
@@ -144,11 +147,11 @@ def _shortened(row: npt.NDArray[Any], *, num_tokens: int) -> npt.NDArray[Any]:
 
 
 def _padding(num_tokens: int) -> npt.NDArray[Any]:
-    """Each EOS of the padding is a document without text, of no file."""
-    rows = np.zeros(num_tokens, dtype=ROW)
-    rows["tokens"] = 1
-    rows["file"] = np.iinfo(np.uint32).max
-    return rows
+    """All of the padding as one document without text, of no file."""
+    row = np.zeros(1, dtype=ROW)
+    row["tokens"] = num_tokens
+    row["file"] = np.iinfo(np.uint32).max
+    return row
 
 
 def _find(manifest: Manifest, *, source: str, name: str) -> ShardEntry:
@@ -293,7 +296,8 @@ def _manifest(
 
 
 def _text_bytes(tokens: npt.NDArray[Any], *, codec: Tokenizer) -> int:
-    return int(codec.token_num_bytes[tokens].sum())
+    pieces = (tokens[first : first + _TOKENS_AT_ONCE] for first in range(0, len(tokens), _TOKENS_AT_ONCE))
+    return sum(int(codec.token_num_bytes[piece].sum()) for piece in pieces)
 
 
 def _old_text_bytes(out: Path, manifest: Manifest, source: str, old: ShardEntry, codec: Tokenizer) -> int:

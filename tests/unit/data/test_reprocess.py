@@ -118,13 +118,14 @@ def test_documents_of_other_shards_and_held_out_ones_do_not_come_in(data: Path, 
     assert set(texts_of_shard(data, number=1)) - {""} <= {text.replace("ft_y", "f") for text in texts}
 
 
-def test_padding_is_documents_without_text_of_no_file(data: Path, tmp_path: Path) -> None:
+def test_padding_is_one_document_without_text_of_no_file(data: Path, tmp_path: Path) -> None:
     after = reprocess(data, shard="text/00001", inputs=[str(write_texts(tmp_path / "b.jsonl", ["short"]))])
     entry, change = after.sources["text"].splits["train"].shards[1], after.replaced[0]
     rows = pq.read_table(data / "text" / "train" / f"{entry.name}.src.parquet").to_pylist()
-    assert [row["file"] for row in rows] == ["b.jsonl", *["(padding)"] * change.padded_tokens]
+    assert [(row["file"], row["record"]) for row in rows] == [("b.jsonl", 1), ("(padding)", 0)]
     lengths = np.frombuffer((data / "text" / "train" / f"{entry.name}.len").read_bytes(), dtype="<u4", count=entry.docs)
-    assert lengths.tolist() == [6, *[1] * change.padded_tokens]
+    assert lengths.tolist() == [6, change.padded_tokens]
+    assert sum(lengths) == entry.tokens
 
 
 def test_a_shard_that_is_not_there_and_another_tokenizer_are_refused(data: Path, tmp_path: Path) -> None:
