@@ -26,6 +26,7 @@ from surefoot.data.crew import Crew
 from surefoot.data.cutting import CHUNK_BYTES, MAX_RECORD_BYTES, Cutting
 from surefoot.data.documents import OnBadRecord
 from surefoot.data.encoder import EncodeItem, Encoder, Stored, encode_items
+from surefoot.data.filling import PADDING_FILE, Filling
 from surefoot.data.journal import Journal
 from surefoot.data.manifest import (
     FORMAT_VERSION,
@@ -38,23 +39,18 @@ from surefoot.data.manifest import (
     ShardEntry,
     SourceEntry,
     SplitEntry,
-    dtype_for,
     earlier_name,
     load_manifest,
-    stored_dtype,
 )
 from surefoot.data.publish import folder_in_making, writing
 from surefoot.data.quality.rules import RuleSet
 from surefoot.data.reader import Corpus
 from surefoot.data.shard_writer import ShardWriter
 from surefoot.data.shards import TokenStore
-from surefoot.data.stored_rows import ROW
 from surefoot.data.survey import LEFT_OUT, Progress, Survey, paced, take_survey
 from surefoot.data.tokenizer import Tokenizer, load_tokenizer
 
 _TOKENS_AT_ONCE: Final = 1 << 20
-PADDING_FILE: Final = "(padding)"
-"""What provenance names as the file of the EOS tokens that fill a shard up: one document, of record 0."""
 
 
 def reprocess(
@@ -95,7 +91,7 @@ def reprocess(
         survey = take_survey(corpus, heldout_fraction=0.0, journal=journal, crew=crew, progress=told)
         survey = _without_others(survey, out=out, manifest=manifest, source=source, but=old)
         encoded = crew.map(Encoder(corpus.reader, codec.json_bytes), encode_items(corpus, survey=survey))
-        filling = _Filling(old.tokens, codec=codec)
+        filling = Filling(old.tokens, codec=codec)
         stored = filling.fill(documents["train"] for _, documents in _telling(encoded, survey=survey, progress=told))
         with writing():
             made = _write(journal, name=_next_name(manifest, old=old), stored=stored, dtype=manifest.token_dtype, files=corpus.reader.files)
@@ -104,54 +100,6 @@ def reprocess(
             after = _manifest(out, manifest=manifest, change=change, old=old, made=made, stored=stored, codec=codec)
             _publish(journal, out=out, before=manifest, after=after, made=made)
     return after
-
-
-@dataclass
-class _Filling:
-    """Exactly `num_tokens`, from documents in order."""
-
-    num_tokens: int
-    codec: Tokenizer
-    padded_tokens: int = 0
-    cut_documents: int = 0
-
-    def fill(self, parts: Iterator[Stored]) -> Stored:
-        tokens: list[npt.NDArray[Any]] = []
-        rows: list[npt.NDArray[Any]] = []
-        left = self.num_tokens
-        for part in parts:
-            ends = np.cumsum(part.rows["tokens"], dtype=np.int64)
-            num_whole = int(np.searchsorted(ends, left, side="right"))
-            end = int(ends[num_whole - 1]) if num_whole else 0
-            tokens.append(part.tokens[:end])
-            rows.append(part.rows[:num_whole])
-            left -= end
-            if num_whole < len(part.rows):
-                self.cut_documents += len(part.rows) - num_whole
-                if left > 1:
-                    tokens.append(np.append(part.tokens[end : end + left - 1], part.tokens.dtype.type(self.codec.eos_id)))
-                    rows.append(_shortened(part.rows[num_whole : num_whole + 1], num_tokens=left))
-                    left = 0
-        if left:
-            self.padded_tokens = left
-            tokens.append(np.full(left, self.codec.eos_id, dtype=stored_dtype(dtype_for(self.codec.vocab_size))))
-            rows.append(_padding(left))
-        return Stored(np.concatenate(tokens), np.concatenate(rows))
-
-
-def _shortened(row: npt.NDArray[Any], *, num_tokens: int) -> npt.NDArray[Any]:
-    """Of a document that is cut: its hash and its signature still name the whole one."""
-    short = row.copy()
-    short["tokens"] = num_tokens
-    return short
-
-
-def _padding(num_tokens: int) -> npt.NDArray[Any]:
-    """All of the padding as one document without text, of no file."""
-    row = np.zeros(1, dtype=ROW)
-    row["tokens"] = num_tokens
-    row["file"] = np.iinfo(np.uint32).max
-    return row
 
 
 def _find(manifest: Manifest, *, source: str, name: str) -> ShardEntry:
@@ -245,7 +193,7 @@ class _Change:
     new: tuple[str, ...]
 
 
-def _compare(out: Path, *, manifest: Manifest, source: str, old: ShardEntry, stored: Stored, filling: _Filling, by: str) -> _Change:
+def _compare(out: Path, *, manifest: Manifest, source: str, old: ShardEntry, stored: Stored, filling: Filling, by: str) -> _Change:
     before = {digest.tobytes().hex() for digest in _stored_hashes(out / source / "train" / f"{old.name}.src.parquet")}
     after = {digest.tobytes().hex() for digest in stored.rows["hash"][stored.rows["record"] > 0]}
     summary = ReplacedShard(
