@@ -9,7 +9,8 @@ from typing import Any, Final
 from surefoot.cli.run_data import RunData, found_in
 from surefoot.cli.run_steps import I64Array, StepSamples
 from surefoot.core.errors import ConfigError, DataError
-from surefoot.data.hits import Hit, hits_of, silenced
+from surefoot.data.blocked import silenced
+from surefoot.data.hits import Hit, hits_of
 from surefoot.data.manifest import SPLITS, TOKENIZER_NAME, load_manifest
 from surefoot.data.provenance import Provenance, StoredDocument
 from surefoot.data.shards import TokenStore

@@ -18,13 +18,12 @@ class BlockedSpans:
 
     def __init__(self, spans: Iterable[tuple[int, int, int]] = ()) -> None:
         """`spans` are (start, end, effective sample)."""
-        ordered = sorted(spans)
-        self.spans: tuple[tuple[int, int, int], ...] = tuple(ordered)
-        self._starts = np.array([start for start, _, _ in ordered], dtype=np.int64)
-        self._furthest = np.maximum.accumulate(np.array([end for _, end, _ in ordered], dtype=np.int64)) if ordered else self._starts
+        ordered = np.array(sorted(spans), dtype=np.int64).reshape(-1, 3)
+        self._starts, self._ends, self._effective = ordered[:, 0], ordered[:, 1], ordered[:, 2]
+        self._furthest = np.maximum.accumulate(self._ends) if len(ordered) else self._ends
 
     def __bool__(self) -> bool:
-        return bool(self.spans)
+        return self._starts.size > 0
 
     def touch(self, starts: I64Array, length: int, *, samples: I64Array) -> BoolArray:
         """Which of the rows [start, start + length) of the global `samples` hold a blocked token."""
@@ -36,16 +35,21 @@ class BlockedSpans:
             touched[row] = bool(self.within(int(starts[row]), length, sample=int(samples[row])))
         return touched
 
-    def within(self, start: int, length: int, *, sample: int) -> list[tuple[int, int]]:
-        """The blocked parts of [start, start + length) as (first, end) counted from `start`."""
-        last = int(np.searchsorted(self._starts, start + length, side="left"))
-        parts = []
-        for first, end, effective in self.spans[:last][::-1]:
-            if end > start and sample >= effective:
-                parts.append((max(first, start) - start, min(end, start + length) - start))
-            elif self._furthest[int(np.searchsorted(self._starts, first, side="right")) - 1] <= start:
-                break
-        return parts
+    def within(self, start: int, length: int, *, sample: int | None) -> list[tuple[int, int]]:
+        """The blocked parts of [start, start + length) as (first, end) counted from `start`; of all entries where `sample` is None."""
+        low = int(np.searchsorted(self._furthest, start, side="right"))
+        high = int(np.searchsorted(self._starts, start + length, side="left"))
+        firsts, ends = self._starts[low:high], self._ends[low:high]
+        here = ends > start
+        if sample is not None:
+            here &= self._effective[low:high] <= sample
+        parts = zip(np.maximum(firsts[here], start) - start, np.minimum(ends[here], start + length) - start, strict=True)
+        return [(int(first), int(end)) for first, end in parts]
+
+
+def silenced(blocks: Sequence[Block]) -> Mapping[str, BlockedSpans]:
+    """What of each source has no loss and is attended to by nobody. Mode replace too: what the reserve has no room for is masked."""
+    return blocked_by_source(blocks, modes=frozenset({"mask", "replace"}))
 
 
 def blocked_by_source(blocks: Sequence[Block], *, modes: frozenset[BlockMode]) -> Mapping[str, BlockedSpans]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.core.blocking import Block, next_head
-from surefoot.core.errors import DataError, SurefootError
-from surefoot.core.hashing import ZERO_HASH
+from surefoot.core.blocking import Block, head_of
+from surefoot.core.errors import DataError
 from surefoot.core.sections import DataSection, TrainSection
 from surefoot.core.stages import Stage
+from surefoot.data.blocked import silenced
 from surefoot.data.cursor import (
     UNPROBED,
     Cursor,
@@ -31,7 +31,7 @@ from surefoot.data.cursor import (
     refuse_other_recipe,
     source_identity,
 )
-from surefoot.data.hits import hits_of, silenced
+from surefoot.data.hits import hits_of
 from surefoot.data.manifest import Manifest, load_manifest
 from surefoot.data.provenance import Provenance
 from surefoot.data.recipe import order_over
@@ -40,6 +40,7 @@ from surefoot.data.segments import Restart, Turn
 from surefoot.data.shards import TokenStore
 from surefoot.data.storage import open_storage
 from surefoot.data.stream import SampleStream
+from surefoot.data.taken import TakenBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class _Place:
     next_step: int = 0
     restarts: tuple[tuple[str, Restart], ...] = ()
     unit_tokens: int = 0
+    begun_weights: tuple[tuple[str, int], ...] = ()
 
 
 class Course:
@@ -74,18 +76,29 @@ class Course:
         self.path = path
         self.manifest: Manifest = load_manifest(path)
         self.data_change: str | None = None
-        self.blocks: tuple[Block, ...] = ()
-        self._head = ZERO_HASH
         self._data, self._train, self._stages, self._seed = data, train, stages, seed
         self._on_data_change = on_data_change
         self.storage = open_storage(path)
         names = tuple(self.manifest.sources)
         self.stores = {name: TokenStore(path, source=name, split="train", manifest=self.manifest, storage=self.storage) for name in names}
+        self._taken = TakenBlocks(path, manifest=self.manifest, storage=self.storage)
         self._identities = {name: source_identity(self.manifest, name) for name in names}
         self._place = _Place()
-        self.order = self._order_at(self._place)
-        self.stream = self._stream(self.order)
-        self._refuse_too_little(self.order, self._place)
+        self._made: tuple[RunOrder, SampleStream] | None = None
+
+    @property
+    def order(self) -> RunOrder:
+        """What every sample is, by all that is known now. Made anew when that changes."""
+        return self._now()[0]
+
+    @property
+    def stream(self) -> SampleStream:
+        return self._now()[1]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What was taken, in its order."""
+        return self._taken.all
 
     @property
     def next_sample(self) -> int:
@@ -93,7 +106,7 @@ class Course:
 
     @property
     def blocklist(self) -> tuple[int, str]:
-        return len(self.blocks), self._head
+        return len(self._taken.all), self._taken.head
 
     @property
     def last_sample(self) -> int:
@@ -110,12 +123,13 @@ class Course:
 
     def cursor(self) -> dict[str, Any]:
         """The state of the whole job's data. Reads up to 64 samples for the order probe."""
-        return self._cursor(self.order, self._place, self._probe(self.stream, self.next_sample)).as_json()
+        probe = self.stream.probe(self.next_sample, known=self._taken.all_here())
+        return self._cursor(self.order, self._place, probe, blocks=self.blocks).as_json()
 
     def cursor_after(self, num_steps: int) -> dict[str, Any]:
         """The cursor of a run that has made `num_steps` steps under this config. It proves nothing yet: it has no order probe."""
         first, _ = self.order.steps.span(num_steps)
-        return self._cursor(self.order, _Place(first, num_steps), UNPROBED).as_json()
+        return self._cursor(self.order, _Place(first, num_steps), UNPROBED, blocks=self.blocks).as_json()
 
     def seek(self, cursor: Mapping[str, Any]) -> None:
         """Go on from `cursor`, by reading at most 64 samples. Raises DataError, and changes nothing, when it is not of this run."""
@@ -123,35 +137,33 @@ class Course:
         refuse_other_blocks(wanted, self.blocks)
         if self._on_data_change != "refuse" and wanted.manifest_sha256 != self.manifest.sha256:
             wanted, change = reconcile(wanted, manifest=self.manifest, choice=self._on_data_change)
-        place = _Place(wanted.next_sample, wanted.next_step, tuple(wanted.restarts.items()), wanted.unit_tokens)
-        order = self._order_at(place)
-        here = self._cursor(order, place, UNPROBED)
+        place = _Place(
+            wanted.next_sample, wanted.next_step, tuple(wanted.restarts.items()), wanted.unit_tokens, tuple(wanted.begun_weights.items())
+        )
+        known = self.blocks[: wanted.blocklist["count"]]
+        then = self._order_at(place, known)
+        here = self._cursor(then, place, UNPROBED, blocks=known)
         refuse_other_recipe(wanted, here=here)
         refuse_changed_data(wanted, manifest=self.manifest)
         if change is None:
             refuse_other_places(wanted, here=here)
-        stream = self._stream(order)
-        if wanted.order_probe != UNPROBED:
-            probe = self._probe(stream, wanted.next_sample)
-            if probe not in (wanted.order_probe, UNPROBED):
-                raise DataError(
-                    f"the samples before {wanted.next_sample} are not those that the run consumed",
-                    where="cursor",
-                    hint="the order or the tokens differ under equal names: resume from another checkpoint, or restore the data",
-                    got=probe,
-                    wanted=wanted.order_probe,
-                )
+        self._refuse_other_tokens(wanted, self._stream(then, known), known)
+        order = then if len(known) == len(self.blocks) else self._order_at(place)
         self._refuse_too_little(order, place)
-        self.order, self.stream, self.data_change, self._place = order, stream, change, place
+        self._made, self.data_change, self._place = (order, self._stream(order)), change, place
 
     def take(self, block: Block) -> None:
         """Leave `block` out from its effective sample on. Raises DataError, and changes nothing, when that cannot be honoured."""
         if block.mode == "replace" and not self._data.reserve_fraction:
             raise DataError("nothing is kept back that could replace it", where="[data] reserve_fraction", hint="block with mode mask")
-        blocks = (*self.blocks, block)
-        order = self._order_at(self._place, blocks)
-        stream = self._stream(order, blocks)
-        self.order, self.stream, self.blocks, self._head = order, stream, blocks, next_head(self._head, block)
+        if block.samples is not None:  # the run will need as many more
+            self._refuse_too_little(self._order_at(self._place, (*self.blocks, block)), self._place)
+        self._taken.add(block)
+        self._made = None
+
+    def check_enough(self) -> None:
+        """Raises DataError when a source that may not be read again ends before the run does."""
+        self._refuse_too_little(self.order, self._place)
 
     def first_touched(self, block: Block, *, first: int, until: int) -> int | None:
         """The first global sample in [first, until) that holds a token of `block`, were it not left out."""
@@ -159,7 +171,7 @@ class Course:
         order = self._order_at(self._place, before)
         found = [
             samples[0]
-            for span in self._found_here(block).spans
+            for span in self._taken.here(block).spans
             if span.source in order.names and (samples := order.holding(span.source, span.start, span.end, first=first, until=until)).size
         ]
         return int(min(found)) if found else None
@@ -167,7 +179,7 @@ class Course:
     def locate(self, sample: int) -> list[dict[str, Any]]:
         """The documents of global `sample` in the order of its row, and where they came from."""
         with Provenance(self.path, manifest=self.manifest, storage=self.storage) as provenance:
-            hits = hits_of(self.order.at(sample)[0], provenance=provenance, blocked=silenced(self._blocks_here(self.blocks)))
+            hits = hits_of(self.order.at(sample)[0], provenance=provenance, blocked=silenced(self._taken.all_here()))
         return [
             {
                 "sample": sample,
@@ -193,54 +205,50 @@ class Course:
             store.close()
         self.storage.close()
 
+    def _now(self) -> tuple[RunOrder, SampleStream]:
+        if self._made is None:
+            order = self._order_at(self._place)
+            self._made = (order, self._stream(order))
+        return self._made
+
     def _order_at(self, place: _Place, blocks: Sequence[Block] | None = None) -> RunOrder:
+        """`blocks`: all that were taken, unless some are given."""
         return order_over(
             self.manifest,
             stages=self._stages,
             data=self._data,
             train=self._train,
             seed=self._seed,
-            blocks=self._blocks_here(self.blocks if blocks is None else blocks),
+            blocks=self._taken.all_here(blocks),
             restarts=dict(place.restarts),
             begun_with=place.unit_tokens,
+            begun_weights=dict(place.begun_weights),
         )
 
     def _stream(self, order: RunOrder, blocks: Sequence[Block] | None = None) -> SampleStream:
-        here = self._blocks_here(self.blocks if blocks is None else blocks)
-        return SampleStream(order, stores=self.stores, eos_id=self.manifest.tokenizer.eos_id, blocks=here)
+        return SampleStream(order, stores=self.stores, eos_id=self.manifest.tokenizer.eos_id, blocks=self._taken.all_here(blocks))
 
-    def _probe(self, stream: SampleStream, next_sample: int) -> str:
-        """The order probe; none where it would read damaged text that is left out: the run that leaves it out must be able to go on."""
+    def _refuse_other_tokens(self, wanted: Cursor, stream: SampleStream, known: Sequence[Block]) -> None:
+        """Raises DataError when the probe differs. What was blocked since may be unreadable: then nothing is proven, and that is said."""
+        if wanted.order_probe == UNPROBED:
+            return
         try:
-            return stream.probe(next_sample)
+            probe = stream.probe(wanted.next_sample, known=self._taken.all_here(known))
         except DataError as error:
-            spans = [span for block in self._blocks_here(self.blocks) for span in block.spans]
-            if error.values.get("kind") != "damaged-block" or not stream.probes_any(spans, next_sample):
+            if not stream.probes_any(self._taken.all_here(self.blocks[len(known) :]), wanted.next_sample):
                 raise
-            logger.warning("the order before sample %d is not proven by its tokens: %s", next_sample, error)
-            return UNPROBED
+            logger.warning("the order before sample %d is not proven by its tokens: %s", wanted.next_sample, error)
+            return
+        if probe != wanted.order_probe:
+            raise DataError(
+                f"the samples before {wanted.next_sample} are not those that the run consumed",
+                where="cursor",
+                hint="the order or the tokens differ under equal names: resume from another checkpoint, or restore the data",
+                got=probe,
+                wanted=wanted.order_probe,
+            )
 
-    def _blocks_here(self, blocks: Sequence[Block]) -> list[Block]:
-        return [self._found_here(block) for block in blocks]
-
-    def _found_here(self, block: Block) -> Block:
-        """`block` with its spans in this data: looked up again by name when the entry was made over other data; none when it is gone."""
-        if block.samples is not None or block.manifest_sha256 in ("", self.manifest.sha256):
-            return block
-        with Provenance(self.path, manifest=self.manifest, storage=self.storage) as provenance:
-            try:
-                if block.kind == "document":
-                    spans = [document.span for document in provenance.find(block.name)]
-                elif block.kind == "file":
-                    spans = provenance.spans_of_file(block.name)
-                else:
-                    spans = [provenance.span_of_shard(block.name)]
-            except SurefootError as error:
-                logger.warning("blocked %s %s is not in this data: %s", block.kind, block.name, error)
-                spans = []
-        return replace(block, spans=tuple(spans), manifest_sha256=self.manifest.sha256)
-
-    def _cursor(self, order: RunOrder, place: _Place, probe: str) -> Cursor:
+    def _cursor(self, order: RunOrder, place: _Place, probe: str, *, blocks: Sequence[Block]) -> Cursor:
         restarts, turns = dict(place.restarts), order.segments.turns
         per_source = {}
         for name in order.names:
@@ -265,7 +273,7 @@ class Course:
             stages=tuple(
                 PastStage(turn.first, turn.seq_len, _given(order, turn)) for turn in turns if turn.first < max(1, place.next_sample)
             ),
-            blocklist={"count": len(self.blocks), "head": self._head},
+            blocklist={"count": len(blocks), "head": head_of(blocks)},
             skip_ranges=order.steps.skipped,
         )
 

@@ -100,6 +100,11 @@ class Cursor:
         """The sources that did not begin with the run."""
         return {name: Restart(source.first_sample, source.restart) for name, source in self.per_source.items() if source.restart}
 
+    @property
+    def begun_weights(self) -> Mapping[str, int]:
+        """What the sources gave in the first stage."""
+        return self.stages[0].weights if self.stages else {}
+
     def as_json(self) -> dict[str, Any]:
         return {
             **asdict(self),
@@ -123,6 +128,9 @@ def cursor_from_json(value: Mapping[str, Any]) -> Cursor:
     counts = (cursor.next_sample, cursor.next_step, cursor.consumed_tokens, count)
     if any(not isinstance(number, int) or number < 0 for number in counts) or not isinstance(head, str):
         raise DataError(f"the data cursor is damaged: counts {counts}", where="cursor", hint="resume from another checkpoint")
+    if cursor.next_step > cursor.next_sample:
+        what = f"{cursor.next_step} steps over {cursor.next_sample} samples"
+        raise DataError(f"the data cursor is damaged: {what}", where="cursor", hint="resume from another checkpoint")
     return cursor
 
 
@@ -165,7 +173,10 @@ def refuse_other_recipe(cursor: Cursor, *, here: Cursor) -> None:
 
 
 def refuse_other_places(cursor: Cursor, *, here: Cursor) -> None:
-    """Raises DataError where a source would stand elsewhere than the run that wrote `cursor` left it: its exhaustion policy changed."""
+    """Raises DataError where a source would stand elsewhere than the run that wrote `cursor` left it, and where its totals are not its.
+
+    `here` knows of the same entries of the blocklist and no more.
+    """
     for name, source in cursor.per_source.items():
         other = here.per_source[name]
         if (source.epoch, source.position) != (other.epoch, other.position):
@@ -175,6 +186,10 @@ def refuse_other_places(cursor: Cursor, *, here: Cursor) -> None:
                 wanted=f"epoch {source.epoch}, sample {source.position}",
                 hint="give back the max_epochs and exhaustion that it was trained with",
             )
+    for name in ("consumed_tokens", "skip_ranges"):
+        if getattr(cursor, name) != getattr(here, name):
+            hint = "the cursor is damaged: resume from another checkpoint"
+            raise _mismatch(name, got=getattr(here, name), wanted=getattr(cursor, name), hint=hint)
 
 
 def refuse_other_blocks(cursor: Cursor, blocks: Sequence[Block]) -> None:

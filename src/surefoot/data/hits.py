@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from surefoot.core.blocking import Block, BlockMode, TokenSpan
-from surefoot.data.blocked import BlockedSpans, blocked_by_source
+from surefoot.core.blocking import TokenSpan
+from surefoot.data.blocked import BlockedSpans
 from surefoot.data.provenance import Provenance, StoredDocument
 from surefoot.data.recipe import Sample
-
-_SILENCES: Final[frozenset[BlockMode]] = frozenset({"mask", "replace"})
-"""Where the reserve is used up, a blocked span in mode replace is masked too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +28,6 @@ class Hit:
     @property
     def tokens(self) -> TokenSpan:
         return TokenSpan(self.document.source, self.start, self.start + self.end - self.first)
-
-
-def silenced(blocks: Sequence[Block]) -> Mapping[str, BlockedSpans]:
-    """Per source what `hits_of` calls masked."""
-    return blocked_by_source(blocks, modes=_SILENCES)
 
 
 def hits_of(sample: Sample, *, provenance: Provenance, blocked: Mapping[str, BlockedSpans]) -> list[Hit]:

@@ -52,7 +52,7 @@ class ShardedLoader:
         clock: Clock | None = None,
     ) -> None:
         self.path = path
-        self.rotation = rotation
+        self._rotation = rotation
         self._data, self._train = data, train
         self._rank, self._num_ranks = rank, num_ranks
         self._clock = clock or SystemClock()
@@ -95,13 +95,25 @@ class ShardedLoader:
         """Samples of one epoch over every source once, in units of the longest sequence."""
         return sum(source.num_regular for source in self.course.order.sources)
 
+    @property
+    def rotation(self) -> int:
+        """By how many ranks every atom is moved on. What was read ahead under another one is forgotten."""
+        return self._rotation
+
+    @rotation.setter
+    def rotation(self, rotation: int) -> None:
+        self._rotation = rotation
+        self._forget()
+
     def __iter__(self) -> Iterator[StepBatch]:
         return self
 
     def __next__(self) -> StepBatch:
         """The next step's atoms. Local. Raises DataError when a block on disk is not what was written, and where the data ends."""
         began_s = self._clock.monotonic_s()
-        self._check_files()
+        if not self._is_checked:
+            self._check_files()
+            self.course.check_enough()
         first = self.next_sample
         samples = self.course.next_samples()
         micro_batches = self._ahead.take((first, self.rotation, self._changes))
@@ -180,8 +192,6 @@ class ShardedLoader:
 
     def _check_files(self) -> None:
         """Once, when it is known which shards are left out: one that is gone must not stop the run that does without it."""
-        if self._is_checked:
-            return
         self._is_checked = True
         blocked = {block.name for block in self.course.blocks if block.kind == "shard"}
         for name, store in self.course.stores.items():

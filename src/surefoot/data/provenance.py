@@ -34,6 +34,10 @@ _MAX_NAMES: Final = 10_000
 _MAX_LISTED: Final = 8
 
 
+UNKNOWN_NAME: Final = "unknown-name"
+"""Kind of the DataError for a document, file or shard that is not there; what cannot be read has another."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
     """One document where it lies: tokens [start, end) of its source's stream, EOS included, and where its text came from.
@@ -131,7 +135,7 @@ class Provenance:
         if not found:
             counts = ", ".join(f"{name} {source.splits[self._split].docs}" for name, source in self.manifest.sources.items())
             hint = f"documents in its {self._split} split: {counts}"
-            raise DataError(f"no document with hash {digits}", where=self._storage.place, hint=hint)
+            raise DataError(f"no document with hash {digits}", where=self._storage.place, hint=hint, kind=UNKNOWN_NAME)
         return found
 
     def spans_of_file(self, file: str) -> list[TokenSpan]:
@@ -145,7 +149,8 @@ class Provenance:
         if not spans:
             names = self._file_names()
             alike = get_close_matches(file, sorted(names), n=4, cutoff=0.5) or sorted(names)[:_MAX_LISTED]
-            raise DataError(f"no document came from {file!r}", where=self._storage.place, hint=f"there are {', '.join(alike)}")
+            hint = f"there are {', '.join(alike)}"
+            raise DataError(f"no document came from {file!r}", where=self._storage.place, hint=hint, kind=UNKNOWN_NAME)
         return merged(spans)
 
     def span_of_shard(self, name: str) -> TokenSpan:
@@ -155,7 +160,7 @@ class Provenance:
         if place is None:
             names = [f"{source}/{place.entry.name}" for place in self._of_source(source)]
             span = f"{names[0]} to {names[-1]}" if names else "none"
-            raise DataError(f"no shard {name!r}", where=self._storage.place, hint=f"there are {span}")
+            raise DataError(f"no shard {name!r}", where=self._storage.place, hint=f"there are {span}", kind=UNKNOWN_NAME)
         return TokenSpan(source, place.first_token, place.first_token + place.entry.tokens)
 
     def num_documents(self, span: TokenSpan) -> int:

@@ -50,6 +50,7 @@ def order_over(
     blocks: Sequence[Block] = (),
     restarts: Mapping[str, Restart] | None = None,
     begun_with: int = 0,
+    begun_weights: Mapping[str, int] | None = None,
 ) -> RunOrder:
     """The order of a run over prepared data. Raises DataError and ConfigError where they do not go together."""
     recipe = Recipe(
@@ -59,6 +60,7 @@ def order_over(
         unit_tokens=unit_of(stages, max_seq_len=data.max_seq_len, begun_with=begun_with),
         reserve_fraction=data.reserve_fraction,
         restarts=restarts or {},
+        begun_weights=begun_weights or {},
     )
     tokens = {name: entry.splits["train"].tokens for name, entry in manifest.sources.items()}
     return RunOrder(recipe, tokens=tokens, steps=step_plan(stages, train=train, blocks=blocks), blocks=blocks)
@@ -90,4 +92,5 @@ def run_order(
         blocks=blocks,
         restarts=begun.restarts if begun else None,
         begun_with=begun.unit_tokens if begun else 0,
+        begun_weights=begun.begun_weights if begun else None,
     )

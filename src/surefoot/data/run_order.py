@@ -73,10 +73,9 @@ class RunOrder:
         Neighbours are computed together and kept for a while: 32 at a time cost twenty times as much for each.
         """
         self._refuse_end(samples)
-        chunks = samples // _CHUNK
-        if not samples.size or int(chunks[-1]) != int(chunks[0]):
+        if not samples.size or int(samples.min()) // _CHUNK != int(samples.max()) // _CHUNK:
             return self._rows(samples)
-        chunk = self._chunk(int(chunks[0]))
+        chunk = self._chunk(int(samples[0]) // _CHUNK)
         if chunk is None:
             return self._rows(samples)
         first, rows = chunk
@@ -232,6 +231,8 @@ class RunOrder:
         return starts
 
     def _refuse_end(self, samples: I64Array) -> None:
+        if samples.size and int(samples.min()) < 0:
+            raise ValueError(f"global sample {int(samples.min())}: they count from 0")
         if self.ends_at is not None and samples.size and int(samples.max()) >= self.ends_at:
             what = f"sample {int(samples.max())} cannot be drawn: {self.ended_by} used up at sample {self.ends_at}"
             raise DataError(what, where="[[data.sources]]", hint="train fewer steps, add text, or set another exhaustion for the source")

@@ -31,13 +31,17 @@ class Restart:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a person asked of the order. `unit_tokens` is the longest sequence that it will ever be asked for."""
+    """What a person asked of the order. `unit_tokens` is the longest sequence that it will ever be asked for.
+
+    `begun_weights` are those that a run began with: where the config names none they hold, whatever size its sources have by now.
+    """
 
     seed: int
     stages: tuple[Stage, ...]
     policies: Mapping[str, SourceSection]
     unit_tokens: int
     reserve_fraction: float = 0.0
+    begun_weights: Mapping[str, int] = field(default_factory=dict)
     restarts: Mapping[str, Restart] = field(default_factory=dict)
 
 
@@ -143,7 +147,8 @@ class Walk:
         if unknown:
             hint = f"the prepared data holds {', '.join(names)}: name sources as when they were prepared, or prepare them"
             raise DataError(f"no source {', '.join(map(repr, unknown))} in the prepared data", where=where, hint=hint)
-        sizes = {source.name: float(source.num_regular) for source in self._sources}
+        begun = {name: float(self._recipe.begun_weights.get(name, 0)) for name in names}
+        sizes = begun if any(begun.values()) else {source.name: float(source.num_regular) for source in self._sources}
         shares = {name: asked.get(name, 0.0) for name in names} if asked else sizes
         return integer_weights(shares, where=where)
 

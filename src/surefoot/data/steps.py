@@ -79,6 +79,12 @@ class StepPlan:
             first = self._behind_skips(end)
         return np.concatenate(parts)
 
+    def without_skipped(self, samples: I64Array) -> I64Array:
+        """Those of `samples` that some step takes."""
+        for first, end in self._skipped:
+            samples = samples[(samples < first) | (samples >= end)]
+        return samples
+
     def span(self, step: int) -> tuple[int, int]:
         """(first_sample, num_samples) of the step that follows `step` finished steps of an unchanged plan."""
         run = next(run for run in reversed(self._runs) if run.step <= step)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.core.blocking import Block, BlockMode, TokenSpan
+from surefoot.core.blocking import Block
 from surefoot.core.errors import DataError
 from surefoot.core.hashing import key64
-from surefoot.data.blocked import BlockedSpans, blocked_by_source
+from surefoot.data.blocked import BlockedSpans, silenced
 from surefoot.data.cursor import PROBE_SAMPLES, order_probe
 from surefoot.data.order import FeistelPermutation
 from surefoot.data.packing import Rows, join_rows, pack_rows
@@ -20,8 +20,6 @@ from surefoot.data.run_order import RunOrder, Sample
 from surefoot.data.shards import TokenStore
 
 I64Array = npt.NDArray[np.int64]
-
-_SILENCED: Final[frozenset[BlockMode]] = frozenset({"mask", "replace"})  # replace too: what the reserve has no room for is masked
 
 
 class SampleStream:
@@ -32,7 +30,7 @@ class SampleStream:
         self._stores = [stores[name] for name in order.names]
         self._eos_id = eos_id
         self._vocab_size = self._stores[0].manifest.tokenizer.vocab_size
-        blocked = blocked_by_source(blocks, modes=_SILENCED)
+        blocked = silenced(blocks)
         self._blocked = [blocked.get(name, BlockedSpans()) for name in order.names]
 
     def rows(self, samples: I64Array, *, seq_len: int) -> tuple[I64Array, Rows]:
@@ -49,35 +47,50 @@ class SampleStream:
                 column[row] = part[0]
         return firsts // seq_len, rows
 
-    def probe(self, next_sample: int) -> str:
-        """The order probe of the samples before `next_sample`: at most 64, and none from before a source was started anew."""
-        found = self._probed(next_sample)
-        numbers = {name: number for number, name in enumerate(self.order.names)}
+    def probe(self, next_sample: int, *, known: Sequence[Block] = ()) -> str:
+        """The order probe of the samples before `next_sample`: at most 64, and none from before a source was started anew.
+
+        Samples with a token that `known` leaves out stay out of it, from whichever sample on it does: their text may be gone.
+        """
+        probed = self._probed(next_sample, known)
         return order_probe(
-            sources=np.array([numbers[sample.source] for sample in found], dtype=np.int64) if len(self._stores) > 1 else None,
-            epochs=np.array([sample.epoch for sample in found], dtype=np.int64),
-            indices=np.array([sample.index for sample in found], dtype=np.int64),
-            token_crcs=np.array(
-                [self._crc(numbers[sample.source], sample.sample, sample.spans) for sample in found],
-                dtype=np.uint32,
-            ),
+            sources=np.array([self._number(sample) for sample in probed], dtype=np.int64) if len(self._stores) > 1 else None,
+            epochs=np.array([sample.epoch for sample in probed], dtype=np.int64),
+            indices=np.array([sample.index for sample in probed], dtype=np.int64),
+            token_crcs=self._crcs(probed),
         )
 
-    def probes_any(self, spans: Sequence[TokenSpan], next_sample: int) -> bool:
-        """Whether that probe reads a token of `spans`."""
-        return any(
-            sample.source == span.source and start < span.end and start + count >= span.start
-            for sample in self._probed(next_sample)
-            for start, count in sample.spans
-            for span in spans
-        )
+    def probes_any(self, blocks: Sequence[Block], next_sample: int) -> bool:
+        """Whether the whole probe reads a token that `blocks` leave out."""
+        return len(self._probed(next_sample, blocks)) < len(self._probed(next_sample, ()))
 
-    def _probed(self, next_sample: int) -> list[Sample]:
+    def _probed(self, next_sample: int, known: Sequence[Block]) -> list[Sample]:
         first = max(self.order.known_from(), next_sample - PROBE_SAMPLES)
-        samples = np.arange(first, next_sample, dtype=np.int64)
-        for skip_first, end in self.order.steps.skipped:
-            samples = samples[(samples < skip_first) | (samples >= end)]
-        return self.order.at(samples)
+        samples = self.order.at(self.order.steps.without_skipped(np.arange(first, next_sample, dtype=np.int64)))
+        gone = silenced(known)
+        return [
+            sample
+            for sample in samples
+            if not any(gone.get(sample.source, BlockedSpans()).within(start, count + 1, sample=None) for start, count in sample.spans)
+        ]
+
+    def _number(self, sample: Sample) -> int:
+        return self.order.names.index(sample.source)
+
+    def _crcs(self, probed: Sequence[Sample]) -> npt.NDArray[np.uint32]:
+        """CRC-32 of the tokens of each sample, and of the one behind each of its spans; one read per source."""
+        crcs = [0] * len(probed)
+        for number, store in enumerate(self._stores):
+            here = [(row, sample) for row, sample in enumerate(probed) if self._number(sample) == number]
+            rows = [row for row, sample in here for _ in sample.spans]
+            starts = np.array([start for _, sample in here for start, _ in sample.spans], dtype=np.int64)
+            counts = np.array([count + 1 for _, sample in here for _, count in sample.spans], dtype=np.int64)
+            samples = np.array([probed[row].sample for row in rows], dtype=np.int64)
+            ends = np.cumsum(counts).tolist()
+            tokens = store.read_spans(starts, counts, samples=samples)
+            for row, count, end in zip(rows, counts.tolist(), ends, strict=True):
+                crcs[row] = zlib.crc32(tokens[end - count : end].astype("<u4").tobytes(), crcs[row])
+        return np.array(crcs, dtype=np.uint32)
 
     def _read(self, sources: I64Array, starts: I64Array, samples: I64Array, out_BT: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
         """Fill the rows that lie in one piece; returns which tokens are blocked, None for none. What is blocked is never read: it may be
@@ -132,12 +145,6 @@ class SampleStream:
             stream_BT, blocked_BT = tokens[None, :], is_blocked[None, :]
             parts.append(pack_rows(stream_BT, eos_id=self._eos_id, blocked_BT=blocked_BT))
         return spans[0][0], join_rows(parts, seq_len=seq_len, eos_id=self._eos_id)
-
-    def _crc(self, source: int, sample: int, spans: Sequence[tuple[int, int]]) -> int:
-        crc = 0
-        for start, count in spans:
-            crc = zlib.crc32(self._stores[source].read(start, count + 1, sample=sample).astype("<u4").tobytes(), crc)
-        return crc
 
 
 class HeldoutStream:

@@ -202,6 +202,7 @@ def test_seek_reads_at_most_64_samples_however_far(open_loader: OpenLoader, prep
     distant = {
         **near,
         "next_sample": 10**15,
+        "consumed_tokens": SEQ_LEN * 10**15,
         "per_source": {"text": {**near["per_source"]["text"], "epoch": epoch, "position": position}},
     }
     far.seek({**distant, "order_probe": ""})

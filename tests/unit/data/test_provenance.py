@@ -11,7 +11,8 @@ import pytest
 
 from surefoot.core.blocking import Block, TokenSpan
 from surefoot.core.errors import ConfigError, DataError
-from surefoot.data.hits import Hit, hits_of, silenced
+from surefoot.data.blocked import silenced
+from surefoot.data.hits import Hit, hits_of
 from surefoot.data.manifest import load_manifest
 from surefoot.data.provenance import Provenance, StoredDocument, merged
 from surefoot.data.recipe import RunOrder, run_order
