@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,15 @@ def two_sources(root: Path, *, num_two: int = 20, shard_bytes: int = 512) -> Pat
     return root / "data"
 
 
+@pytest.fixture(scope="module")
+def prepared_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_sources(tmp_path_factory.mktemp("two"))
+
+
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return two_sources(tmp_path)
+def data(tmp_path: Path, prepared_once: Path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(prepared_once, tmp_path / "data")
 
 
 @pytest.fixture
@@ -151,8 +158,8 @@ def test_a_skip_that_leaves_too_little_of_a_source_is_refused(open_course: Open,
 
 
 @pytest.mark.parametrize("choice", ["map", "restart-source"])
-def test_shares_that_nobody_named_stay_when_the_data_grows(open_course: Open, tmp_path: Path, choice: str) -> None:
-    old = walked(open_course(two_sources(tmp_path / "old"), weights=(), sources=()), 8)
+def test_shares_that_nobody_named_stay_when_the_data_grows(open_course: Open, data: Path, tmp_path: Path, choice: str) -> None:
+    old = walked(open_course(data, weights=(), sources=()), 8)
     wider = two_sources(tmp_path / "new", num_two=60)
     course = open_course(wider, weights=(), sources=(), on_data_change=choice)
     course.seek(old.cursor())
