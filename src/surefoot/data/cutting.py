@@ -1,7 +1,7 @@
 """Cutting the files of a source into chunks of whole records: what one process parses and encodes at a time.
 
-Where chunks end follows from the content alone, so an interrupted pass goes on behind the last chunk that it finished. No file is held in
-memory: a chunk is, and one record beyond it.
+Where chunks end follows from the content and the settings alone, not from where a pass began or how much a read gave: an interrupted pass
+goes on behind the last chunk that it finished, and cuts the same ones. No file is held in memory: a chunk is, and one record beyond it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from surefoot.data.unpacking import BLOCK_BYTES, BrokenStream, ByteStream, open_
 
 CHUNK_BYTES: Final = 4 << 20  # about a second of one core: little is lost at a kill, and handing it over costs little beside it
 MAX_RECORD_BYTES: Final = 64 << 20
+CUTTING_VERSION: Final = 2
+"""Another one when chunks end elsewhere than before: what an earlier release left half-finished is not gone on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Cutting:
         return Cut(part, Place(place.file + 1), file.num_bytes)
 
     def _lines(self, stream: ByteStream, *, begin: Place, room: Callable[[], int]) -> Iterator[Cut]:
-        """Runs of lines, each ending with the first line end that fills the chunk."""
+        """Runs of lines, each ending with the first line end that fills the chunk, or before a line that is too long, which fills nothing."""
         place, pending = begin, bytearray()
 
         def take(num_bytes: int, *, reason: str = "") -> Cut:
@@ -89,21 +91,21 @@ class Cutting:
             return Cut(part, place, stream.file_bytes())
 
         while True:
-            target = max(1, room())
-            if filled := pending.find(b"\n", target - 1) + 1:
-                yield take(filled)
-                continue
-            whole_lines = pending.rfind(b"\n") + 1
-            if len(pending) - whole_lines > self.max_record_bytes:
-                if whole_lines:
-                    yield take(whole_lines)
+            filled = pending.find(b"\n", max(1, room()) - 1) + 1
+            long_line = _find_too_long(pending, end=filled or len(pending), limit=self.max_record_bytes)
+            if long_line is not None:
+                if long_line:
+                    yield take(long_line)
                 place = Place(place.file, place.offset + _skip_line(stream, pending), place.record)
                 yield take(0, reason=too_long(self.max_record_bytes))
+                continue
+            if filled:
+                yield take(filled)
                 continue
             try:
                 block = stream.read(BLOCK_BYTES)
             except BrokenStream as error:
-                if whole_lines:
+                if whole_lines := pending.rfind(b"\n") + 1:
                     yield take(whole_lines)
                 yield take(len(pending), reason=str(error))
                 return
@@ -112,6 +114,17 @@ class Cutting:
                 if pending:
                     yield take(len(pending))
                 return
+
+
+def _find_too_long(lines: bytearray, *, end: int, limit: int) -> int | None:
+    """Where, before `end`, the first line begins of which more than `limit` bytes are there. Looks at every `limit` bytes once."""
+    begin = 0
+    while end - begin > limit:
+        line_end = lines.rfind(b"\n", begin, begin + limit + 1)
+        if line_end < 0:
+            return begin
+        begin = line_end + 1
+    return None
 
 
 def _skip_line(stream: ByteStream, pending: bytearray) -> int:

@@ -1,4 +1,7 @@
-"""Parquet files as parts of rows: the one column that holds the texts, a batch at a time."""
+"""Parquet files as parts of rows: the one column that holds the texts, a batch at a time.
+
+Batches are counted within each row group, for a pass that goes on begins with one.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +63,17 @@ def values_of(data: bytes) -> Iterator[bytes | None]:
 
 
 def _batches(parquet: pq.ParquetFile, *, column: str, first_row: int) -> Iterator[pa.RecordBatch]:
-    """From `first_row` on. Row groups before it are not read."""
-    group = 0
-    while group < parquet.num_row_groups and first_row >= (num_rows := parquet.metadata.row_group(group).num_rows):
-        first_row -= num_rows
-        group += 1
-    groups = list(range(group, parquet.num_row_groups))
-    for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=[column], use_threads=False) if groups else ():
-        skipped = min(first_row, batch.num_rows)
-        first_row -= skipped
-        if skipped < batch.num_rows:
-            yield _as_bytes(batch.column(0).slice(skipped))
+    """From `first_row` on, the first of a batch. Row groups before it are not read."""
+    for group in range(parquet.num_row_groups):
+        num_rows = parquet.metadata.row_group(group).num_rows
+        if first_row >= num_rows:
+            first_row -= num_rows
+            continue
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=[column], use_threads=False):
+            skipped = min(first_row, batch.num_rows)
+            first_row -= skipped
+            if skipped < batch.num_rows:
+                yield _as_bytes(batch.column(0).slice(skipped))
 
 
 def _as_bytes(values: Any) -> pa.RecordBatch:

@@ -20,7 +20,7 @@ from surefoot.data.build import build_source, training_texts
 from surefoot.data.choosing import shared_counts
 from surefoot.data.corpus import list_files
 from surefoot.data.crew import Crew
-from surefoot.data.cutting import CHUNK_BYTES, MAX_RECORD_BYTES, Cutting
+from surefoot.data.cutting import CHUNK_BYTES, CUTTING_VERSION, MAX_RECORD_BYTES, Cutting
 from surefoot.data.documents import OnBadRecord
 from surefoot.data.inputs import write_inputs
 from surefoot.data.journal import Damaged, Journal
@@ -123,6 +123,7 @@ class _Job:
         return sha256_json(
             {
                 "release": __version__,
+                "cutting": CUTTING_VERSION,
                 "tokenizer": self.recipe,
                 "heldout_fraction": self.heldout_fraction,
                 "rules": self.rules_sha256,

@@ -75,13 +75,38 @@ def test_where_it_is_cut_changes_no_record(corpus: Path) -> None:
         assert all_records(corpus, chunk_bytes=chunk_bytes) == whole
 
 
-def test_a_pass_goes_on_at_the_end_of_any_chunk(corpus: Path) -> None:
-    whole = records(corpus, chunk_bytes=1500)
+def goes_on_anywhere(path: Path, **sizes: int) -> int:
+    """Assert that from the end of any chunk the same chunks follow, with the same records in them; how many chunks there are."""
+    whole = records(path, **sizes)
     places = list(dict.fromkeys(end for _, end in whole))
-    assert len(places) > 60
-    for place in places:
-        behind = [record for record, end in whole if places.index(end) > places.index(place)]
-        assert [record for record, _ in records(corpus, place, chunk_bytes=1500)] == behind
+    behind = len(whole)
+    for place in reversed(places):
+        assert records(path, place, **sizes) == whole[behind:], place
+        behind = next(number for number, (_, end) in enumerate(whole) if end == place)
+    return len(places)
+
+
+def test_a_pass_goes_on_at_the_end_of_any_chunk(corpus: Path) -> None:
+    (corpus / "torn.jsonl.gz").write_bytes(gzip.compress(LINES)[:-9])
+    assert goes_on_anywhere(corpus, chunk_bytes=1500) > 60
+
+
+@pytest.mark.parametrize("row_group_size", [100, 700, 1000])
+def test_row_groups_of_any_size_are_cut_alike_from_any_chunk_on(tmp_path: Path, row_group_size: int) -> None:
+    values: list[str | None] = [f"{number} " + "größe " * (number * 7 % 5) for number in range(2500)]
+    path = write_parquet(tmp_path / "a.parquet", values, row_group_size=row_group_size)
+    assert goes_on_anywhere(path, chunk_bytes=4000) > 8
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_over_long_lines_are_cut_alike_from_any_chunk_on(tmp_path: Path, suffix: str) -> None:
+    """Lines of every length around the limit, with the ends of reads, a MiB each, in and between them."""
+    lengths = [number * 7919 % 90_000 for number in range(80)]
+    lines = b"".join(json.dumps({"text": "x" * length}).encode() + b"\n" for length in lengths)
+    assert len(lines) > 3 << 20
+    (path := tmp_path / f"a.jsonl{suffix}").write_bytes(PACKERS[suffix](lines))
+    for chunk_bytes in (30_000, 200_000):
+        assert goes_on_anywhere(path, max_record_bytes=60_000, chunk_bytes=chunk_bytes) > 5
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
