@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from surefoot.core.durable import write_atomic
@@ -68,21 +70,33 @@ class Spool:
         os.fsync(self.file.fileno())
         return Mark(self.num_bytes, self._hash.hexdigest())
 
-    def read(self) -> bytes:
-        """All of it, without the header."""
+    def blocks(self) -> Iterator[bytes]:
+        """All of it, without the header, in pieces. Nothing may be appended meanwhile."""
         self.file.flush()
-        return os.pread(self.file.fileno(), self.num_bytes, self._header_bytes)
+        with self.path.open("rb") as file:
+            file.seek(self._header_bytes)
+            left = self.num_bytes
+            while left and (block := file.read(min(left, _READ_BYTES))):
+                yield block
+                left -= len(block)
+
+    def rows(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """All of it as rows of `dtype`, mapped from the disk: of a shard of short documents they take more bytes than the shard."""
+        self.file.flush()
+        count = self.num_bytes // dtype.itemsize
+        if count == 0:
+            return np.zeros(0, dtype=dtype)
+        return np.memmap(self.path, dtype=dtype, mode="r", offset=self._header_bytes, shape=(count,))
 
     def close(self) -> None:
         self.file.close()
 
     def _check(self, mark: Mark) -> None:
-        self.file.seek(self._header_bytes)
-        left = mark.bytes
-        while left and (block := self.file.read(min(left, _READ_BYTES))):
+        num_bytes = 0
+        for block in self.blocks():
             self._hash.update(block)
-            left -= len(block)
-        if left or self._hash.hexdigest() != mark.xxh3:
+            num_bytes += len(block)
+        if num_bytes < mark.bytes or self._hash.hexdigest() != mark.xxh3:
             raise Damaged(f"{self.path.name} is not what was written")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -183,7 +183,8 @@ class ShardWriter:
             raise
         self._sums, self._partial = array("Q"), b""
         if marks[0]:
-            self._add_sums(self._tokens.read())
+            for block in self._tokens.blocks():
+                self._add_sums(block)
 
     @property
     def num_token_bytes(self) -> int:
@@ -199,7 +200,7 @@ class ShardWriter:
         return self._tokens.sync(), self._rows.sync()
 
     def finish(self, *, files: Sequence[str]) -> ShardEntry:
-        rows = np.frombuffer(self._rows.read(), dtype=ROW)
+        rows = self._rows.rows(ROW)
         if self._partial:
             self._sums.append(xxhash.xxh3_64_intdigest(self._partial))
         num_tokens = self.num_token_bytes // self._dtype.itemsize
@@ -208,12 +209,12 @@ class ShardWriter:
         self._tokens.file.write(header)
         self._tokens.sync()
         self.abandon()
-        beside = {
-            "sum": np.array(self._sums, dtype="<u8").tobytes(),
-            "len": lengths_file(rows),
-            "idx": index_file(rows),
-            "sig": signatures_file(rows),
-            "src.parquet": origins_file(rows, files=files),
+        beside: dict[str, Callable[[], bytes]] = {  # one after the other: together they may be larger than the tokens
+            "sum": lambda: np.array(self._sums, dtype="<u8").tobytes(),
+            "len": lambda: lengths_file(rows),
+            "idx": lambda: index_file(rows),
+            "sig": lambda: signatures_file(rows),
+            "src.parquet": lambda: origins_file(rows, files=files),
         }
         path = self._base.with_suffix(".tok")
         return ShardEntry(
@@ -222,7 +223,7 @@ class ShardWriter:
             docs=len(rows),
             bytes=path.stat().st_size,
             sha256=sha256_file(path),
-            files={suffix: self._write(suffix, data) for suffix, data in beside.items()},
+            files={suffix: self._write(suffix, make()) for suffix, make in beside.items()},
         )
 
     def abandon(self) -> None:
