@@ -37,17 +37,35 @@ class Stubborn(KnowingPoints):
         raise DataError("this rank holds other data", where="port")
 
 
-PORTS = {"plain": KnowingPoints, "deadly": Deadly, "stubborn": Stubborn}
+class Named(KnowingPoints):
+    """Knows its data by content."""
+
+    data_hash = "ab" * 32
+    data_change = None
+
+
+class OtherData(Named):
+    data_hash = "cd" * 32
+
+
+PORTS = {"plain": KnowingPoints, "deadly": Deadly, "stubborn": Stubborn, "named": Named, "other data": OtherData}
 
 
 def train(
-    *, rank: int, world_size: int, run_dir: Path, wishes: tuple[Block, ...] = (), port: str = "plain", kill_at: int = 0
+    *,
+    rank: int,
+    world_size: int,
+    run_dir: Path,
+    wishes: tuple[Block, ...] = (),
+    port: str = "plain",
+    lead_port: str = "plain",
+    kill_at: int = 0,
 ) -> tuple[list[int], tuple[int, str]]:
-    """Ask after step 4, on rank 0; rank 1 has the `port`, and kills itself at `kill_at`."""
+    """Ask after step 4, on rank 0; rank 1 has the `port`, rank 0 the `lead_port`. Rank 1 kills itself at `kill_at`."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    points, clock = PORTS[port if rank == 1 else "plain"](), Ahead()
+    points, clock = PORTS[port if rank == 1 else lead_port](), Ahead()
     config = RunConfig(
         run=RunSection(name="foreign", dir=str(run_dir)),
         train=TrainSection(num_steps=12),
@@ -117,3 +135,19 @@ def test_ranks_whose_ports_disagree_are_named_and_nothing_is_taken(run_ranks: Ru
     with pytest.raises(AssertionError, match=r"ranks \[1\] take other entries into the blocklist than rank 0"):
         run_ranks(train, 2, run_dir=tmp_path / "run", wishes=WISHES, port="stubborn")
     assert not taken(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("ports", "words"), [(("named", "other data"), "abababababab"), (("plain", "other data"), "without identity")])
+def test_ranks_that_would_train_on_other_data_are_named_before_a_fresh_start(
+    ports: tuple[str, str], words: str, run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        AssertionError, match=rf"DataError: .*rank 1 of 2 would train on data that is not rank 0's: cdcdcdcdcdcd and {words}"
+    ):
+        run_ranks(train, 2, run_dir=tmp_path / "run", port=ports[1], lead_port=ports[0])
+    assert "attempt.started" not in [entry.event for entry in read_ledger(tmp_path / "run" / "ledger.jsonl")]
+
+
+def test_ranks_with_the_same_data_start(run_ranks: RunRanks, tmp_path: Path) -> None:
+    run_ranks(train, 2, run_dir=tmp_path / "run", port="named", lead_port="named")
+    assert read_ledger(tmp_path / "run" / "ledger.jsonl")[-1].event == "run.finished"

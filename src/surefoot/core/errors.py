@@ -22,7 +22,7 @@ pickling between ranks because they are rebuilt from their attributes, not from 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class SurefootError(Exception):
@@ -67,6 +67,22 @@ class PlanInfeasible(SurefootError):
 class DataError(SurefootError):
     exit_code = 4
     code = "data"
+
+
+DAMAGED: Final = "damaged-block"
+DAMAGED_HEADER: Final = "damaged-header"
+CUT_SHORT: Final = "cut-short"
+MISSING: Final = "missing"
+UNREADABLE: Final = "unreadable"
+SHARD_LOSSES: Final = frozenset({DAMAGED, DAMAGED_HEADER, CUT_SHORT, MISSING, UNREADABLE})
+"""`kind` of a DataError: stored data that is not, or no longer, what was written. Waiting does not help, a copy of it does."""
+
+
+def lost_shard(error: BaseException | None) -> str:
+    """The shard, as SOURCE/SHARD, that `error` says storage does not give back as it was written; empty when it says no such thing."""
+    if not isinstance(error, DataError) or error.values.get("kind") not in SHARD_LOSSES:
+        return ""
+    return str(error.values.get("shard", ""))
 
 
 class CheckpointError(SurefootError):

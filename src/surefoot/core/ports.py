@@ -48,7 +48,10 @@ class SteerableData(DataPort, Protocol):
         ...
 
     def skip(self, block: Block) -> None:
-        """Leave out the global samples of `block`: the run goes on behind them, `next_sample` jumps. As `block` else."""
+        """Leave out the global samples of `block`: no batch has them. As `block` else.
+
+        `next_sample` may stand at the first of them until the next batch begins behind them, as ours does, or jump at once.
+        """
         ...
 
     @property

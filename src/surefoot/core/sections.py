@@ -273,6 +273,29 @@ class CheckpointSection:
 class MonitorSection:
     log_interval_steps: int = setting(10, "a line on the console every so many steps", unit="steps", low=1)
     max_skips_in_a_row: int = setting(3, "more skipped updates than this in a row halt the run (exit 6)", low=1)
+    data_wait_share: float = setting(
+        0.1,
+        "steps that wait for their data for more than this share of their time are told: rows that are read ahead cost next to nothing, so "
+        "a tenth lost to them is a tenth of the run's money",
+        low=0.0,
+        high=1.0,
+        since=4,
+        counts=False,
+    )
+    data_wait_min_s: float = setting(
+        0.005, "less per step is the bookkeeping of steps so short that it proves nothing", unit="s", low=0.0, since=4, counts=False
+    )
+    data_wait_steps: int = setting(
+        50,
+        "the newest steps that are looked at: fewer would tell of single steps, and the first one after a start reads everything anew",
+        unit="steps",
+        low=1,
+        since=4,
+        counts=False,
+    )
+    data_wait_repeat_s: float = setting(
+        300.0, "how often it is told: often enough for whoever looks in, and not a line per step", unit="s", low=0.0, since=4, counts=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +328,14 @@ class LaunchSection:
 @dataclass(frozen=True, slots=True)
 class ObserveSection:
     status_interval_s: float = setting(1.0, "how often live.json is renewed", unit="s", low=0.1)
+    ledger_look_s: float = setting(
+        1.0,
+        "how often rank 0 looks for what `surefoot data block` asked: nobody notices a sooner answer, no step the look at a file's size",
+        unit="s",
+        low=0.0,
+        since=4,
+        counts=False,
+    )
     keep_generations: int = setting(20, "log folders of the newest ones; as many as launch.max_restarts allows one agent", low=1)
     max_log_bytes: int = setting(
         64 << 20,

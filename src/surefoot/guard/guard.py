@@ -22,7 +22,7 @@ from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.pace import Pace
 from surefoot.guard.place import find_place, under_agent
-from surefoot.guard.quarantine import note_quarantine
+from surefoot.guard.quarantine import note_lost_shard
 from surefoot.guard.recording import Recorder
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.replay import Figures
@@ -113,7 +113,14 @@ class Guard:
             recorder=self._recorder,
             clock=self._clock,
         )
-        self._steering = Steering(data, world=self._world, recorder=self._recorder, run_dir=self._place.run_dir, clock=self._clock)
+        self._steering = Steering(
+            data,
+            world=self._world,
+            recorder=self._recorder,
+            run_dir=self._place.run_dir,
+            clock=self._clock,
+            section=config.observe,
+        )
         self._recovery = Recovery(
             self._state,
             config=config,
@@ -127,7 +134,7 @@ class Guard:
         )
         self._pace = Pace(config.checkpoint, world=self._world, recorder=self._recorder)
         self._times = StepTimes(self._clock)
-        self._waits = DataWaits()
+        self._waits = DataWaits(config.monitor)
         self._signals: Signals | None = None
         self._action: Action | None = None
         self._leave: Leave | None = None
@@ -153,7 +160,8 @@ class Guard:
     def restore(self) -> Resumed:
         """Collective over the world. Load the newest checkpoint of the lineage that verifies, or start fresh.
 
-        Raises CheckpointError when checkpoints exist but none loads, DataError when the data changed, ConfigError when the config did.
+        Raises CheckpointError when checkpoints exist but none loads, DataError when the data changed or is not the same on
+        all ranks, ConfigError when the config did.
         """
         self._beat.beat(phase=Phase.RESTORE, step=0)
         resumed = self._recovery.restore()
@@ -295,7 +303,7 @@ class Guard:
         if kind is None:
             self.close()
         else:
-            note_quarantine(
+            note_lost_shard(
                 error,
                 run_dir=self._place.run_dir,
                 rank=self._world.rank,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.restore import Loaded
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import CheckpointError, DataError
 from surefoot.core.events import Event
 from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import code_hashes, section_hashes
@@ -50,7 +50,7 @@ from surefoot.guard.trajectory import (
 )
 from surefoot.observe.interruptions import Interruptions
 from surefoot.observe.lineage import Lineage, candidates, fold_lineage
-from surefoot.tensors.world import World, broadcast_json, lead
+from surefoot.tensors.world import World, broadcast_json, gather_json, lead
 
 NOTHING_RECORDED = "nothing was recorded after it"
 DATA_CHANGED = "what follows was recorded with samples that are left out, or changed, by now"
@@ -103,8 +103,10 @@ class Recovery:
         """Collective over the world. Begin the next attempt, from the newest checkpoint that proves itself or from the start.
 
         A checkpoint that does not is rejected by name and the one before it is tried. Raises CheckpointError when there were some and
-        none loads, ConfigError when the config of the newest differs and nobody accepted that, DataError when its data is gone.
+        none loads, ConfigError when the config of the newest differs and nobody accepted that, DataError when its data is gone, or is not
+        the same on all ranks.
         """
+        self._agree_on_data()
         surveyed = lead(self._world, lambda: survey(generation=self._generation, recorder=self._recorder, root=self._root))
         found = survey_from_json(broadcast_json(self._world, surveyed))
         self.interruptions = found.interruptions
@@ -162,6 +164,22 @@ class Recovery:
             self._accept(back_to, None)
         else:
             self._say_if_over()
+
+    def _agree_on_data(self) -> None:
+        """Collective over the save group. Raises the same DataError on all ranks when they have different data: each node reads its own."""
+        by_rank = gather_json(self._world, self._data_hash())
+        others = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
+        if others:
+            got, wanted = by_rank[others[0]], by_rank[0]
+            raise DataError(
+                f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))} of {self._world.size} would train on data that is not rank "
+                f"0's: {got[:12] or 'without identity'} and {wanted[:12] or 'without identity'}",
+                where=self._config.data.path or "data",
+                hint="the manifests differ: copy the prepared folder of rank 0's node to the nodes of those ranks",
+                got=got,
+                wanted=wanted,
+                ranks=tuple(others),
+            )
 
     def _begin(self, loaded: Loaded | None, found: Survey) -> Resumed:
         """The next attempt, from what was just loaded: counters, records to compare with, ledger."""
@@ -337,15 +355,18 @@ class Recovery:
         return facts_of(self._fact_fields())
 
     def _fact_fields(self) -> dict[str, object]:
-        data = self._state.data
         return {
             "environment": describe_environment(
                 self._state.model, self._state.optimizer, self._world, exact_sums=self._state.numerics is not None
             ),
             "topology": topology(self._config.parallel),
             "config_hashes": section_hashes(self._config) | code_hashes(self._config),
-            "data_hash": data.data_hash if isinstance(data, NamedData) else "",
+            "data_hash": self._data_hash(),
         }
+
+    def _data_hash(self) -> str:
+        data = self._state.data
+        return data.data_hash if isinstance(data, NamedData) else ""
 
     def _config_word(self) -> str:
         return sha256_json(section_hashes(self._config))[:8]

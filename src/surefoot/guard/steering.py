@@ -21,6 +21,7 @@ from surefoot.core.events import Event
 from surefoot.core.hashing import ZERO_HASH
 from surefoot.core.ports import DataPort, SteerableData, TouchedData
 from surefoot.core.records import Signals
+from surefoot.core.sections import ObserveSection
 from surefoot.guard.recording import Recorder
 from surefoot.guard.trajectory import DataChange
 from surefoot.observe.blocks import Blocklist, fold_blocks, refuse_other_log, refused_fields, taken_fields
@@ -30,7 +31,6 @@ from surefoot.tensors.world import World, agree_ok, broadcast_json, gather_json,
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0  # of rank 0, at the size of one file: a person notices no sooner answer, and no step notices the look
 _NO_PORT = "the data port of this loop has no block and skip"
 
 
@@ -45,7 +45,7 @@ class _Entry:
 class Steering:
     """One per guard, on every rank. Only rank 0 knows what is asked for."""
 
-    def __init__(self, data: DataPort, *, world: World, recorder: Recorder, run_dir: Path, clock: Clock) -> None:
+    def __init__(self, data: DataPort, *, world: World, recorder: Recorder, run_dir: Path, clock: Clock, section: ObserveSection) -> None:
         self._data = data
         self._port = data if isinstance(data, SteerableData) else None
         self._world = world
@@ -54,7 +54,8 @@ class Steering:
         self._taken: list[_Entry] = []
         self._agreed = False
         events = (Event.BLOCK_ASKED, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
-        self._tail = LedgerTail(run_dir / LEDGER_NAME, events=events, clock=clock, look_every_s=_LOOK_EVERY_S) if world.leads else None
+        path, look_every_s = run_dir / LEDGER_NAME, section.ledger_look_s
+        self._tail = LedgerTail(path, events=events, clock=clock, look_every_s=look_every_s) if world.leads else None
 
     @property
     def is_asked(self) -> bool:
@@ -122,7 +123,8 @@ class Steering:
         """The first sample before `until` that is not what it was without `block`; where nobody can say, the first that may not be."""
         first = block.effective_sample
         if block.samples is not None:
-            first = max(first, block.samples[0]) - 1  # `next_sample` jumps at the end of the step before
+            # With ours, the step that ends where the range begins is what it was. A port that jumps at once ends it behind the range.
+            first = max(first, block.samples[0]) - 1
         elif first < until and isinstance(self._data, TouchedData):
             return self._data.first_touched(block, first=first, until=until)
         return first if first < until else None
@@ -177,7 +179,7 @@ class Steering:
         try:
             asked = block_from_json(wish["block"])
             block = replace(asked, effective_sample=max(asked.effective_sample, self._data.next_sample), by=asked.by or wish["by"])
-            _refuse_senseless(block)
+            _refuse_passed(block)
             if self._port is None:
                 return _NO_PORT
             self._hand(block)
@@ -229,17 +231,8 @@ class Steering:
             )
 
 
-def _refuse_senseless(block: Block) -> None:
-    """Raises DataError."""
-    if (block.mode == "skip") != (block.samples is not None):
-        raise DataError(
-            "samples are skipped, and nothing else is", where=f"{block.kind} {block.name}", hint="mask or replace what is no range"
-        )
-    if block.samples is None:
-        return
-    first, end = block.samples
-    if not 0 <= first < end:
-        raise DataError(f"no samples from {first} to {end}", where=f"{block.kind} {block.name}", hint="give FIRST:END, the end left out")
-    if end <= block.effective_sample:
+def _refuse_passed(block: Block) -> None:
+    """Raises DataError for samples that the run has gone past."""
+    if block.samples is not None and block.samples[1] <= block.effective_sample:
         what = f"the run goes on at sample {block.effective_sample}, which is behind them"
         raise DataError(what, where=f"{block.kind} {block.name}", hint="go back to a checkpoint before them, and ask again")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +17,18 @@ from surefoot.checkpoint.transplant import transplant
 from surefoot.cli.checkpoint_find import find
 from surefoot.cli.checkpoint_import import take_in
 from surefoot.core.blocking import Block
-from surefoot.core.clock import SystemClock
-from surefoot.core.errors import DataError, SurefootError
+from surefoot.core.clock import ManualClock, SystemClock
+from surefoot.core.errors import SHARD_LOSSES, DataError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.ports import SteerableData, TouchedData
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import CheckpointSection, MonitorSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
+from surefoot.guard.quarantine import note_lost_shard
 from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.metrics import read_steps
+from surefoot.observe.opening import open_ledger
 from tests.steerable import BATCH, Ahead, KnowingPoints, Points, ask, mask, skip, taken
 
 
@@ -141,7 +145,7 @@ def test_what_cannot_be_honoured_is_refused_with_its_reason_and_the_run_goes_on(
         "no such document",
         "ValueError: a bug",
         "goes on at sample 12, which is behind them",
-        "no samples from 40",
+        "no samples from 40 to 40",
         "damaged",
         "damaged",
     )
@@ -226,6 +230,81 @@ def test_a_wish_during_a_replay_ends_the_comparison_where_it_begins_to_hold(tmp_
     ((found, reason),) = outcomes(tmp_path)
     assert found == 3  # steps 5, 6 and 7; the eighth takes the samples from 28 to 31 and jumps
     assert reason.startswith("the same bits; what follows was recorded with samples that are left out")
+
+
+class Jumping(KnowingPoints):
+    """Stands behind a range that is left out as soon as it comes to it: ours stays until the next batch."""
+
+    def skip(self, block: Block) -> None:
+        super().skip(block)
+        self._jump()
+
+    def seek(self, cursor: Mapping[str, Any]) -> None:
+        super().seek(cursor)
+        self._jump()
+
+    def __next__(self) -> tuple[torch.Tensor, int]:
+        batch = super().__next__()
+        self._jump()
+        return batch
+
+    def _jump(self) -> None:
+        while self._is_left_out(self.next_sample, "skip"):
+            self.next_sample += 1
+
+
+@pytest.mark.parametrize("points", [KnowingPoints, Jumping])
+@pytest.mark.parametrize(("first", "num_steps"), [(28, 2), (25, 2), (24, 1), (21, 1), (20, 0), (16, 0)])
+def test_a_range_that_is_skipped_cuts_a_replay_wherever_the_port_may_feel_it(
+    tmp_path: Path, points: Callable[[], Points], first: int, num_steps: int
+) -> None:
+    """Recorded are the steps that end at samples 20, 24 and 28. The one that ends where the range begins may jump: it is not compared."""
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), points=points(), stop_at=7).run()
+    ask(tmp_path, skip(first, first + 2))
+    loop = Loop(config_of(tmp_path), points=points())
+    loop.run()
+    ((found, reason),) = outcomes(tmp_path)
+    assert found == num_steps
+    assert reason.endswith("what follows was recorded with samples that are left out, or changed, by now")
+    assert isinstance(loop.points, Points)
+    assert loop.points.seen == [sample for sample in range(16, 50) if sample not in (first, first + 1)]
+
+
+def test_a_range_behind_what_was_recorded_cuts_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=7).run()
+    ask(tmp_path, skip(29, 31))
+    Loop(config_of(tmp_path)).run()
+    assert outcomes(tmp_path) == [(3, "the same bits")]
+
+
+@pytest.mark.parametrize("first", [15, 16])
+def test_a_range_that_begins_behind_the_checkpoint_is_skipped_from_the_checkpoint_on(first: int, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), stop_at=7).run()
+    ask(tmp_path, skip(first - 2, first), skip(first, first + 2))
+    loop = Loop(config_of(tmp_path))
+    loop.run()
+    assert isinstance(loop.points, Points)
+    assert loop.points.seen[0] == first + 2
+    assert len(entries(tmp_path, "block.refused")) == 1  # the one that ends where the run stands, or before
+
+
+def test_an_entry_that_a_live_run_took_holds_earlier_when_it_is_asked_for_again_before_going_back(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Loop(config_of(tmp_path), at_step=lambda step: ask(tmp_path, mask(18, 42)) if step == 6 else None, stop_at=11).run()
+    assert taken(tmp_path) == [("document", 28, "eve")]
+    fields = {"id": "s4-a1", "step": 4}
+    Ledger(tmp_path / "ledger.jsonl", clock=SystemClock(), by="eve").append(
+        Event.RESUME_ASKED, generation=1, attempt=1, step=11, fields=fields
+    )
+    ask(tmp_path, mask(18, 42))
+    loop = Loop(config_of(tmp_path))
+    loop.run()
+    assert taken(tmp_path) == [("document", 28, "eve"), ("document", 16, "eve")]
+    assert isinstance(loop.points, Points)
+    assert loop.points.seen == [16, 17, *range(42, 48)]
 
 
 def test_a_replay_of_an_attempt_that_knew_is_preferred(tmp_path: Path) -> None:
@@ -319,28 +398,64 @@ def test_a_batch_without_a_live_token_changes_nothing_and_is_no_sign_of_illness(
     assert rows["loss"][3:6] == [0.0, 0.0, 0.0]
 
 
+class Lossy(KnowingPoints):
+    """Storage does not give back what the seventh step needs."""
+
+    def __init__(self, error: DataError) -> None:
+        super().__init__()
+        self.error = error
+
+    def __next__(self) -> tuple[torch.Tensor, int]:
+        if self.next_sample == 24:
+            raise self.error
+        return super().__next__()
+
+
+def meet(run_dir: Path, **values: Any) -> list[LedgerEntry]:
+    """What is ledgered when a run meets such an error."""
+    with pytest.raises(DataError, match="it is lost"):
+        Loop(config_of(run_dir), points=Lossy(DataError("it is lost", where="shard", **values))).run()
+    return entries(run_dir, "shard.quarantined")
+
+
 def test_a_damaged_shard_is_ledgered_once_by_whoever_meets_it(tmp_path: Path) -> None:
-    class Damaged(KnowingPoints):
-        def __next__(self) -> tuple[torch.Tensor, int]:
-            if self.next_sample == 24:
-                raise DataError("block 3 has checksum 1, written was 2", where="shard", kind="damaged-block", shard="web/00001", block=3)
-            return super().__next__()
-
-    for _ in range(2):
-        with pytest.raises(DataError, match="block 3 has checksum"):
-            Loop(config_of(tmp_path), points=Damaged()).run()
-    (entry,) = entries(tmp_path, "shard.quarantined")
+    meet(tmp_path, kind="damaged-block", shard="web/00001", block=3)
+    (entry,) = meet(tmp_path, kind="damaged-block", shard="web/00001", block=3)
     assert (entry.fields["shard"], entry.fields["block"], entry.step, entry.by) == ("web/00001", 3, 6, "rank 0")
+    assert [found.fields["block"] for found in meet(tmp_path, kind="damaged-block", shard="web/00001", block=4)] == [3, 4]
 
 
-def test_another_error_of_the_data_is_no_damaged_shard(tmp_path: Path) -> None:
-    class Gone(KnowingPoints):
-        def __next__(self) -> tuple[torch.Tensor, int]:
-            raise DataError("no such file", where="shard")
+@pytest.mark.parametrize("kind", sorted(SHARD_LOSSES))
+def test_so_is_one_that_is_lost_in_another_way(kind: str, tmp_path: Path) -> None:
+    meet(tmp_path, kind=kind, shard="web/00001")
+    (entry,) = meet(tmp_path, kind=kind, shard="web/00001")
+    assert (entry.fields["kind"], entry.reason) == (kind, "it is lost")
 
-    with pytest.raises(DataError):
-        Loop(config_of(tmp_path), points=Gone()).run()
-    assert not entries(tmp_path, "shard.quarantined")
+
+@pytest.mark.parametrize("values", [{}, {"kind": "missing"}, {"kind": "unreachable", "shard": "web/00001"}])
+def test_another_error_of_the_data_is_no_lost_shard(values: dict[str, str], tmp_path: Path) -> None:
+    assert not meet(tmp_path, **values)
+
+
+def test_on_another_node_than_the_first_a_lost_shard_goes_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GROUP_RANK", "1")
+    assert not meet(tmp_path, kind="missing", shard="web/00001")
+    assert "rank 0 is not on node 0, so the ledger will not say it: shard web/00001: shard: it is lost" in caplog.text
+
+
+def test_a_process_that_keeps_the_run_folder_does_not_keep_a_rank_from_ending(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_ledger(tmp_path, clock=ManualClock(), by="test")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        error = DataError("it is lost", kind="missing", shard="web/00001")
+        note_lost_shard(error, run_dir=tmp_path, rank=1, generation=1, attempt=1, step=3, clock=ManualClock())
+    finally:
+        os.close(fd)
+    assert "web/00001 could not be ledgered as lost" in caplog.text
+    assert "another process has held it for 5 s" in caplog.text
 
 
 def test_a_port_that_miscounts_is_named(tmp_path: Path) -> None:

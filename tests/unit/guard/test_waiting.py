@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.core.records import RankSignals, Signals
+from surefoot.core.sections import MonitorSection
 from surefoot.guard.waiting import DataWaits
 
 RANK = RankSignals(rank=0, loss_sum=1.0, num_live_tokens=8, data_wait_s=0.0, forward_backward_s=0.5, step_clock_s=0.0, cpu_s=0.0)
@@ -24,8 +25,8 @@ SIGNALS = Signals(
 )
 
 
-def told(waits_s: tuple[float, float], *, step_s: float, num_steps: int) -> list[str]:
-    waits, said = DataWaits(), []
+def told(waits_s: tuple[float, float], *, step_s: float, num_steps: int, section: MonitorSection | None = None) -> list[str]:
+    waits, said = DataWaits(section or MonitorSection()), []
     for step in range(num_steps):
         now_s = step * step_s
         ranks = tuple(replace(part, data_wait_s=wait_s, step_clock_s=now_s) for part, wait_s in zip(SIGNALS.ranks, waits_s, strict=True))
@@ -48,3 +49,10 @@ def test_healthy_and_tiny_steps_are_not_worth_a_word() -> None:
 def test_it_is_told_once_in_a_while() -> None:
     assert len(told((0.0, 0.5), step_s=1.0, num_steps=349)) == 1
     assert len(told((0.0, 0.5), step_s=1.0, num_steps=351)) == 2
+
+
+def test_what_is_worth_a_word_is_set_in_the_config() -> None:
+    assert told((0.4, 0.4), step_s=1.0, num_steps=8, section=MonitorSection(data_wait_steps=8))[0].startswith("the last 8 steps")
+    assert not told((0.0, 0.4), step_s=1.0, num_steps=60, section=MonitorSection(data_wait_share=0.5))
+    assert not told((0.0, 0.4), step_s=1.0, num_steps=60, section=MonitorSection(data_wait_min_s=0.5))
+    assert len(told((0.0, 0.4), step_s=1.0, num_steps=80, section=MonitorSection(data_wait_repeat_s=10.0))) == 4
