@@ -80,7 +80,7 @@ class Cutting:
         return Cut(part, Place(place.file + 1), file.num_bytes)
 
     def _lines(self, stream: ByteStream, *, begin: Place, room: Callable[[], int]) -> Iterator[Cut]:
-        """Runs of lines, each ending with the first line end that fills the chunk, or before a line that is too long, which fills nothing."""
+        """Runs of lines, each ending with the first line end that fills the chunk, or before a line that is too long: it fills nothing."""
         place, pending = begin, bytearray()
 
         def take(num_bytes: int, *, reason: str = "") -> Cut:

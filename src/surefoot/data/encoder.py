@@ -102,9 +102,13 @@ class _Kept:
     fate: int
 
 
-def input_changed(source: str) -> DataError:
+class InputChanged(DataError):
+    """The survey is of another input: nothing that follows from it is of use."""
+
+
+def input_changed(source: str) -> InputChanged:
     hint = "prepare again when nothing writes to the input"
-    return DataError("the input changed while it was read", where=f"source {source!r}", hint=hint)
+    return InputChanged("the input changed while it was read", where=f"source {source!r}", hint=hint)
 
 
 def _rows(documents: Sequence[_Kept], token_arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -113,7 +113,7 @@ class Journal:
             known = self.read("journal")
         except Damaged:
             known = {}
-        if known != {"key": key} or not self.data.is_dir():
+        if known != {"key": key} or not (self.data.is_dir() or self._is_noted("published")):
             if any(folder.iterdir()):
                 logger.warning("what an interrupted preparation left is of other input or settings, or damaged: it begins anew")
             self.clear()
@@ -144,6 +144,15 @@ class Journal:
         except (ValueError, KeyError, TypeError) as error:
             raise Damaged(f"the note {name} cannot be read") from error
         raise Damaged(f"the note {name} differs from its own hash")
+
+    def _is_noted(self, name: str) -> bool:
+        return (self.work / f"{name}.json").exists()
+
+
+def holds_work(folder: Path) -> bool:
+    """Whether a journal in `folder` has a note of what is finished."""
+    work = folder / "work"
+    return any(path != work / "journal.json" for path in work.rglob("*.json"))
 
 
 def mark_json(mark: Mark | None) -> dict[str, Any] | None:

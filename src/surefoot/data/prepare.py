@@ -22,9 +22,10 @@ from surefoot.data.corpus import list_files
 from surefoot.data.crew import Crew
 from surefoot.data.cutting import CHUNK_BYTES, CUTTING_VERSION, MAX_RECORD_BYTES, Cutting
 from surefoot.data.documents import OnBadRecord
+from surefoot.data.encoder import InputChanged
 from surefoot.data.inputs import write_inputs
 from surefoot.data.journal import Damaged, Journal
-from surefoot.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, SourceEntry, TokenizerEntry, dtype_for
+from surefoot.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, SourceEntry, TokenizerEntry, dtype_for, load_manifest
 from surefoot.data.prepared import check_sources, existing, prepare_command, refuse_foreign_folder
 from surefoot.data.publish import folder_in_making, publish, refuse_too_small, writing
 from surefoot.data.quality.rules import RuleSet
@@ -145,12 +146,26 @@ def _make(job: _Job, *, folder: Path, crew: Crew, progress: Callable[[Progress],
     with writing():
         journal = Journal(folder, key=job.key)
     try:
-        return _make_in(job, journal=journal, crew=crew, progress=progress)
+        return _published(job, journal=journal) or _make_in(job, journal=journal, crew=crew, progress=progress)
+    except InputChanged:
+        with writing():
+            journal.clear()
+        raise
     except Damaged as damage:
         logger.warning("what an interrupted preparation left is damaged (%s): it begins anew", damage)
     with writing():
         journal.clear()
     return _make_in(job, journal=journal, crew=crew, progress=progress)
+
+
+def _published(job: _Job, *, journal: Journal) -> Manifest | None:
+    """What this very job made, if it was ended before it removed its hidden folder. Raises Damaged when it is not at `out` now."""
+    noted = journal.read("published")
+    if noted is None or journal.data.is_dir():
+        return None
+    if (job.out / MANIFEST_NAME).exists() and (manifest := load_manifest(job.out)).sha256 == noted["manifest_sha256"]:
+        return manifest
+    raise Damaged("what it published is there no more")
 
 
 def _make_in(job: _Job, *, journal: Journal, crew: Crew, progress: Callable[[Progress], None]) -> Manifest:
@@ -184,6 +199,7 @@ def _make_in(job: _Job, *, journal: Journal, crew: Crew, progress: Callable[[Pro
         write_atomic(journal.data / TOKENIZER_NAME, codec.json_bytes)
         write_inputs(journal.data, files)
         write_atomic(journal.data / MANIFEST_NAME, dumps(manifest.as_json(), indent=1) + "\n")
+        journal.note("published", {"manifest_sha256": manifest.sha256})  # true once `data` is gone from here
     publish(journal.data, out=job.out)
     return manifest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,9 +15,13 @@ from pathlib import Path
 from surefoot.core.durable import fsync_dir
 from surefoot.core.errors import DataError
 from surefoot.core.units import show_bytes
-from surefoot.data.crew import WorkerLost
+from surefoot.data.journal import holds_work
+
+logger = logging.getLogger(__name__)
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR})
+_DEVICE_FAILED = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
 
 
 class Unwritable(Exception):
@@ -37,12 +42,12 @@ def writing() -> Iterator[None]:
 
 
 @contextmanager
-def folder_in_making(out: Path) -> Iterator[Path]:
+def folder_in_making(out: Path, *, goes_on: bool = True) -> Iterator[Path]:
     """A hidden folder beside `out`, for this process alone; what it holds is what an interrupted call left in it.
 
-    A failure removes it. A kill, Ctrl-C, a signal that ends the process and a lost worker leave it, so that the next call can go on.
-    Raises DataError when another live process is at it, when the place cannot be written, and, naming the bytes that are free, when the
-    disk is full.
+    Success removes it, and so does a failure before anything was noted. Work that was noted stays whatever happens, so that the next call
+    can go on; not with `goes_on` false, for work that begins anew each time. Raises DataError when another live process is at it, when the
+    place cannot be written or the device fails, and, naming the bytes that are free, when the disk is full.
     """
     folder = out.with_name(f".{out.name}.preparing")
     try:
@@ -50,17 +55,19 @@ def folder_in_making(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = _take_folder(folder, out=out)
     except OSError as error:
-        raise _as_data_error(error, out=out) from error
+        raise _as_data_error(error, out=out, stays="nothing was written") from error
     is_kept = False
     try:
         with writing():
             _mend_replacement(out)
         yield folder
-    except Unwritable as failure:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise _as_data_error(failure.error, out=out) from failure.error
-    except (KeyboardInterrupt, SystemExit, WorkerLost):
-        is_kept = True
+    except BaseException as failure:
+        is_kept = goes_on and holds_work(folder)
+        stays = f"the same command goes on from what is finished; to give that up, delete {folder}"
+        if isinstance(failure, Unwritable):
+            raise _as_data_error(failure.error, out=out, stays=stays if is_kept else "what was written is removed") from failure.error
+        if is_kept:
+            logger.warning("%s", stays)
         raise
     finally:
         if not is_kept:
@@ -72,13 +79,17 @@ def folder_in_making(out: Path) -> Iterator[Path]:
 
 
 def publish(folder: Path, *, out: Path) -> None:
-    """Rename `folder` to `out`, in place of what is there. A kill between the two renames is mended by the next call."""
+    """Rename `folder` to `out`, in place of what is there. A kill between the two renames is mended by the next call, a failure here."""
     with writing():
         fsync_dir(folder)
         replaced = _replaced_name(out)
         if out.exists():
             os.rename(out, replaced)
-        os.rename(folder, out)
+        try:
+            os.rename(folder, out)
+        except OSError:
+            _mend_replacement(out)
+            raise
         fsync_dir(out.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
@@ -91,7 +102,7 @@ def refuse_too_small(out: Path, *, needed_bytes: int) -> None:
         raise DataError(
             f"the data need about {show_bytes(needed_bytes)}, free are {show_bytes(free)}",
             where=str(out.parent),
-            hint="make room or choose another folder; nothing was written",
+            hint="make room or choose another folder; no token was written",
             got=free,
             wanted=needed_bytes,
         )
@@ -133,16 +144,22 @@ def _replaced_name(out: Path) -> Path:
     return out.with_name(f".{out.name}.replaced")
 
 
-def _as_data_error(error: OSError, *, out: Path) -> DataError:
+def _as_data_error(error: OSError, *, out: Path, stays: str) -> DataError:
+    """What failed, and what to do about it. `stays` says what becomes of the work so far."""
+    file, why = error.filename or "the shards", error.strerror or str(error)
     if error.errno in _NO_SPACE:
-        try:
-            free = f"; free now: {show_bytes(shutil.disk_usage(out.parent).free)}"
-        except OSError:
-            free = ""
-        hint = f"make room or choose another folder; what was written is removed{free}"
-        return DataError(f"no space left while writing {error.filename or 'the shards'}", where=str(out), hint=hint, errno=error.errno)
-    return DataError(
-        f"cannot write {error.filename or 'the shards'}: {error.strerror or error}",
-        where=str(out),
-        hint="choose a folder that you may write",
-    )
+        what, cure = f"no space left while writing {file}", f"make room{_free(out)}"
+    elif error.errno in _NOT_ALLOWED:
+        what, cure = f"cannot write {file}: {why}", "choose a folder that you may write"
+    elif error.errno in _DEVICE_FAILED:
+        what, cure = f"the device failed at {file}: {why}", "look into the system's log, and mend the disk or what leads to it"
+    else:
+        what, cure = f"cannot write {file}: {why}", "mend what the system names"
+    return DataError(what, where=str(out), hint=f"{cure}; {stays}", errno=error.errno)
+
+
+def _free(out: Path) -> str:
+    try:
+        return f", free are {show_bytes(shutil.disk_usage(out.parent).free)}"
+    except OSError:
+        return ""

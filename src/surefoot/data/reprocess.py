@@ -84,7 +84,7 @@ def reprocess(
         rules=rules,
     )
     out, told = Path(os.path.realpath(path)), paced(progress)
-    with folder_in_making(out) as folder, Crew(workers or len(os.sched_getaffinity(0))) as crew:
+    with folder_in_making(out, goes_on=False) as folder, Crew(workers or len(os.sched_getaffinity(0))) as crew:
         with writing():
             journal = Journal(folder, key=sha256_json([manifest.sha256, shard]))
             journal.clear()

@@ -109,6 +109,8 @@ def take_survey(corpus: Corpus, *, heldout_fraction: float, journal: Journal, cr
     is_first = first_ones(digests)
     kept = is_first & (rows["rejected"] == 0)
     if not kept.any():
+        with writing():
+            journal.clear()
         raise DataError(
             f"no document in {len(corpus.files)} files ({pass_.num_empty} empty, {pass_.num_bad} bad records, "
             f"{int(rows['rejected'].sum())} dropped by rules)",
@@ -173,6 +175,8 @@ class _Pass:
     def _add(self, chunk: Chunk, found: ChunkSurvey) -> None:
         bad = found.bad_records
         if bad and self._corpus.on_bad_record == "fail":
+            with writing():
+                self._journal.clear()  # what mends this changes the input or the settings: nothing is worth going on with
             raise bad[0].as_error(skip_command=self._corpus.skip_command)
         with writing():
             self._spools["rows"].append(found.rows.tobytes())

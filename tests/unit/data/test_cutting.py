@@ -77,7 +77,7 @@ def test_where_it_is_cut_changes_no_record(corpus: Path) -> None:
 
 def goes_on_anywhere(path: Path, **sizes: int) -> int:
     """Assert that from the end of any chunk the same chunks follow, with the same records in them; how many chunks there are."""
-    whole = records(path, **sizes)
+    whole = records(path, None, **sizes)
     places = list(dict.fromkeys(end for _, end in whole))
     behind = len(whole)
     for place in reversed(places):

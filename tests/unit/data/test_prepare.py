@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import math
+import os
 import resource
 import shlex
 import shutil
@@ -47,19 +48,25 @@ def tell(progress):
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 prepare([SourceSection(name="text", files=(sys.argv[1],))], out=sys.argv[2], tokenizer="bytes", force="--force" in sys.argv, progress=tell)
 """
+# Prepares argv[1] on the small disk argv[2]; when that fails it is made larger, and the same is asked for again.
 FULL_DISK_PREPARE = """
-import os, sys
+import os, subprocess, sys
 from surefoot.core.errors import DataError
 from surefoot.core.sections import SourceSection
 from surefoot.core.version import __version__
 from surefoot.data.prepare import prepare
 
 corpus, disk, tokenizer = sys.argv[1:]
+told = []
+sources = [SourceSection(name="text", files=(corpus,))]
 try:
-    prepare([SourceSection(name="text", files=(corpus,))], out=f"{disk}/out", tokenizer=tokenizer)
+    prepare(sources, out=f"{disk}/out", tokenizer=tokenizer)
 except DataError as error:
     print(error)
 print(os.listdir(disk))
+subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+prepare(sources, out=f"{disk}/out", tokenizer=tokenizer, progress=lambda progress: told.append(progress.stage))
+print(told[0], os.listdir(disk))
 """
 
 
@@ -320,7 +327,57 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="other data"):
         prepare_file(write_texts(path, TEXTS[:7]), tmp_path / "out")
     assert texts_in(tmp_path / "out", split="train") == TEXTS[:5]
+    assert names_in(tmp_path) == [".out.preparing", "a.jsonl", "out"]  # what was read, for --force
+    told: list[Progress] = []
+    prepare_file(path, tmp_path / "out", force=True, progress=told.append)
+    assert told[0].stage == "tokenizing"
     assert names_in(tmp_path) == ["a.jsonl", "out"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_kill_behind_the_last_rename_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_there: bool
+) -> None:
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
+
+    def interrupt(folder: Path, **_: object) -> None:
+        if folder.name == ".out.replaced":  # what comes right behind it
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_file(path, tmp_path / "out")
+    caplog.clear()
+    assert names_in(tmp_path) == [".out.preparing", "a.jsonl", "out"]
+    if not is_there:
+        shutil.rmtree(tmp_path / "out")
+    told: list[Progress] = []
+    prepare_file(path, tmp_path / "out", progress=told.append)
+    assert bool(told) != is_there
+    assert ("it begins anew" in caplog.text) != is_there
+    assert texts_in(tmp_path / "out", split="train") == TEXTS
+    assert names_in(tmp_path) == ["a.jsonl", "out"]
+
+
+def test_a_rename_that_fails_leaves_the_old_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_texts(tmp_path / "a.jsonl", TEXTS[:5])
+    prepare_file(path, tmp_path / "out")
+    before, rename = bytes_of(tmp_path / "out"), os.rename
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(source).name == "data":
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        rename(source, target)
+
+    write_texts(path, TEXTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(DataError, match="the device failed"):
+            prepare_file(path, tmp_path / "out", force=True)
+    assert bytes_of(tmp_path / "out") == before
+    prepare_file(path, tmp_path / "out", force=True)
+    assert texts_in(tmp_path / "out", split="train") == TEXTS
 
 
 def test_a_signal_leaves_what_the_next_call_goes_on_from(tmp_path: Path) -> None:
@@ -371,21 +428,24 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own for a small disk")
-def test_a_disk_that_fills_up_is_named_and_left_clean(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.jsonl", [f"{number} " * 500 for number in range(1000, 1400)])
-    said, left = prepare_on_small_disk(path, tmp_path / "disk", tokenizer="bpe:257", size_bytes=1 << 20).splitlines()
+    said, left, after = prepare_on_small_disk(path, tmp_path / "disk", tokenizer="bpe:257", size_bytes=1 << 20).splitlines()
     assert "no space left while writing" in said
     assert "make room" in said
-    assert left == "[]"
+    assert f"the same command goes on from what is finished; to give that up, delete {tmp_path / 'disk' / '.out.preparing'}" in said
+    assert left == "['.out.preparing']"
+    assert after == "tokenizing ['out']"
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own for a small disk")
-def test_a_disk_that_is_hopelessly_small_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+def test_a_disk_that_is_hopelessly_small_is_refused_before_the_first_token(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.jsonl", [f"{number} " * 500 for number in range(1000, 1400)])
-    said, left = prepare_on_small_disk(path, tmp_path / "disk", tokenizer="bytes", size_bytes=1 << 20).splitlines()
+    said, left, after = prepare_on_small_disk(path, tmp_path / "disk", tokenizer="bytes", size_bytes=1 << 20).splitlines()
     assert "the data need about 1.9 MiB" in said
-    assert "nothing was written" in said
-    assert left == "[]"
+    assert "no token was written" in said
+    assert left == "['.out.preparing']"
+    assert after == "tokenizing ['out']"
 
 
 def test_progress_is_told_per_stage_and_then_by_the_clock() -> None:
@@ -456,13 +516,51 @@ def test_the_tokenizer_that_was_trained_is_the_one_of_its_file(tmp_path: Path) -
     check(tmp_path / "out", tokenizer=str(tmp_path / "out" / "tokenizer.json"))
 
 
-def test_a_failure_of_whoever_is_told_is_not_one_of_the_folder(tmp_path: Path) -> None:
+def test_a_failure_of_whoever_is_told_is_not_one_of_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def nobody_listens(progress: Progress) -> None:
         if progress.stage == "tokenizing":
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     with pytest.raises(BrokenPipeError):
         prepare_file(write_texts(tmp_path / "a.jsonl", TEXTS), tmp_path / "deep" / "out", progress=nobody_listens)
+    assert names_in(tmp_path / "deep") == [".out.preparing"]
+    assert f"delete {tmp_path / 'deep' / '.out.preparing'}" in caplog.text
+
+
+def test_a_device_that_fails_is_told_as_one_and_costs_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_texts(tmp_path / "a.jsonl", [f"{number} and some words" for number in range(2000)])
+    fsync = os.fsync
+
+    def fail_at_the_second_pass(fd: int) -> None:
+        if (tmp_path / ".out.preparing" / "data" / "text" / "train" / "00001.tok").exists():
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(fd)
+
+    sizes: dict[str, Any] = {"chunk_bytes": 1500, "shard_bytes": 30_000}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_at_the_second_pass)
+        with pytest.raises(DataError, match="the device failed at the shards: Input/output error") as caught:
+            prepare_file(path, tmp_path / "out", **sizes)
+    assert "may write" not in caught.value.hint
+    assert str(tmp_path / ".out.preparing") in caught.value.hint
+    told: list[Progress] = []
+    prepare_file(path, tmp_path / "out", progress=told.append, **sizes)
+    assert told[0].stage == "tokenizing"
+    assert told[0].done_bytes > 10_000
+    prepare_file(path, tmp_path / "whole", **sizes)
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+
+
+def test_an_input_that_changed_leaves_nothing_to_go_on_from(tmp_path: Path) -> None:
+    """Else the next call would find the same survey, should the file's times be put back, and fail in the same way for ever."""
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
+
+    def change(progress: Progress) -> None:
+        if progress.stage == "tokenizing":
+            path.write_text(path.read_text().replace("document", "Document"))
+
+    with pytest.raises(DataError, match="the input changed"):
+        prepare_file(path, tmp_path / "out", progress=change)
     assert names_in(tmp_path) == ["a.jsonl"]
 
 
@@ -473,7 +571,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert caught.value.where == str(path / "out")
 
 
-def test_a_write_that_fails_is_named_and_left_clean(tmp_path: Path) -> None:
+def test_a_write_that_fails_is_named_and_the_next_call_goes_on(tmp_path: Path) -> None:
     """A file size limit makes the kernel refuse a write half-way."""
     path = write_texts(tmp_path / "a.jsonl", [f"{number} " * 500 for number in range(400)])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -486,7 +584,11 @@ def test_a_write_that_fails_is_named_and_left_clean(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, former)
     assert caught.value.where == str(tmp_path / "out")
-    assert names_in(tmp_path) == ["a.jsonl"]
+    assert names_in(tmp_path) == [".out.preparing", "a.jsonl"]
+    told: list[Progress] = []
+    prepare_file(path, tmp_path / "out", progress=told.append)
+    assert told[0].stage == "tokenizing"
+    assert names_in(tmp_path) == ["a.jsonl", "out"]
 
 
 def test_the_manifest_names_the_version_that_is_running(tmp_path: Path) -> None:
