@@ -196,9 +196,12 @@ class Course:
         ]
 
     def planned(self) -> str:
-        """What the sources will give until the last step, for a person: shares now, and epochs by the end."""
-        shares, epochs = self.order.planned_shares(self.next_sample), self.order.epochs_by(max(0, self.last_sample - 1))
-        return ", ".join(f"{name} {shares[name]:.1%} ({epochs[name]:.2f} epochs)" for name in self.order.names)
+        """What the sources give from here to the last step, and how often each will have been read by then, for a person."""
+        last = min(self.last_sample, self.order.ends_at or self.last_sample)
+        before, after, epochs = self.order.given(self.next_sample), self.order.given(last), self.order.epochs_by(last)
+        counts = {name: after[name] - before[name] for name in self.order.names}
+        total = max(1, sum(counts.values()))
+        return ", ".join(f"{name} {counts[name] / total:.1%} ({epochs[name]:.2f} epochs)" for name in self.order.names)
 
     def close(self) -> None:
         for store in self.stores.values():

@@ -159,12 +159,9 @@ class RunOrder:
 
     def epochs_by(self, sample: int) -> dict[str, float]:
         """How often each source has been read through before global `sample`."""
-        result = {}
-        for number, source in enumerate(self.sources):
-            epoch, count = self.place_of(source.name, sample)
-            era = self._segment_at(sample).eras[number]
-            result[source.name] = epoch + min(1.0, count / max(1, era.num_of_first_epoch if epoch == era.epoch else era.num_of_epoch))
-        return result
+        segment = self._segment_at(sample)
+        given = self.given(sample)
+        return {name: era.epochs_by(given[name] - era.first) for name, era in zip(self.names, segment.eras, strict=True)}
 
     def planned_shares(self, sample: int) -> dict[str, float]:
         """The shares in force at `sample`, with what exhausted sources no longer give dealt out."""

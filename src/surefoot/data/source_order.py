@@ -3,7 +3,7 @@
 A source is cut into *units*: as long as the longest sequence that the run may ever ask for. A keyed permutation per epoch orders the units.
 While sequences are as long as a unit, that is all. A stage with shorter ones cuts each unit into pieces and shuffles the pieces of
 WINDOW_UNITS units at a time, so that the pieces of one unit do not stand beside each other. Where the length changes, what is left of the
-window that was begun comes first, in the order of the text and in rows of the new length; the other units have not been touched. So
+window that was begun comes first, in rows of the new length, neighbours of the text joined; the other units have not been touched. So
 nothing comes twice in an epoch and nothing is lost, wherever the change falls, and no sample depends on a change that comes after it.
 """
 
@@ -103,14 +103,7 @@ class Era:
         """The spans of one sample; together `seq_len` tokens, fewer for the last row of what was left over."""
         if number >= self.num_left_rows:
             return ((int(self.at(np.array([number])).starts[0]), self.seq_len),)
-        skip, want, spans = number * self.seq_len, self.seq_len, []
-        for start, length in self.left_over:
-            if skip < length and want:
-                here = min(want, length - skip)
-                spans.append((start + skip, here))
-                want -= here
-            skip = max(0, skip - length)
-        return tuple(spans)
+        return self._left_row(int(self._left_order.forward([number])[0]))
 
     def numbers_of(self, start: int, end: int, *, epoch: int) -> I64Array:
         """Which samples of this era hold a token of [start, end) in `epoch`, as numbers after its first. Sorted."""
@@ -145,7 +138,8 @@ class Era:
         """The era that follows when this one has given `count` samples and sequences get another length."""
         first = self.first + count
         if count < self.num_left_rows:
-            left = _cut(self.left_over, count * self.seq_len)
+            rows = self._left_order.forward(np.arange(count, self.num_left_rows)).tolist()
+            left = _merged([span for row in rows for span in self._left_row(row)])
             return Era(self.source, first, seq_len, self.epoch, self.unit, left)
         epoch, base, piece = self._piece_of(count)
         if self.pieces_per_unit == 1:
@@ -159,6 +153,12 @@ class Era:
         starts = np.sort(self._starts(left_pieces, epoch=epoch, base=base))
         end = begin + size // self.pieces_per_unit
         return Era(self.source, first, seq_len, epoch, end, _joined(starts, self.seq_len))
+
+    def epochs_by(self, number: int) -> float:
+        """How often the source has been read through before the sample `number`, by tokens."""
+        epoch = self.epoch_of(number)
+        left = self.num_until(epoch + 1) - number
+        return epoch + 1 - left * self.seq_len / max(1, self.source.num_regular * self.source.unit_tokens)
 
     def epoch_of(self, number: int) -> int:
         return self.epoch if number < self.num_left_rows else self._piece_of(number)[0]
@@ -202,6 +202,33 @@ class Era:
         first = base + window * WINDOW_UNITS
         return first, max(0, min(WINDOW_UNITS, self.source.num_regular - first)) * self.pieces_per_unit
 
+    @cached_property
+    def _left_order(self) -> FeistelPermutation:
+        """The rows of what was left over are shuffled too: in the order of the text a batch would hold one text."""
+        source = self.source
+        key = key64(source.seed, source.name, self.epoch, "left", source.restart, self.unit, self.first, self.seq_len)
+        return _permutation(max(1, self.num_left_rows), key)
+
+    def _left_row(self, row: int) -> tuple[Span, ...]:
+        """The spans of row `row` of what was left over, in the order of the text."""
+        first = row * self.seq_len
+        place = max(0, int(np.searchsorted(self._left_ends, first, side="right")))
+        before = int(self._left_ends[place - 1]) if place else 0
+        spans, want = [], self.seq_len
+        for start, length in self.left_over[place:]:
+            skip = max(0, first - before)
+            here = min(want, length - skip)
+            spans.append((start + skip, here))
+            want -= here
+            before += length
+            if not want:
+                break
+        return tuple(spans)
+
+    @cached_property
+    def _left_ends(self) -> I64Array:
+        return np.cumsum(np.array([length for _, length in self.left_over], dtype=np.int64))
+
     def _left_rows_of(self, start: int, end: int) -> I64Array:
         rows: list[int] = []
         before = 0
@@ -210,18 +237,18 @@ class Era:
             if low < high:
                 rows += range((before + low - first) // self.seq_len, (before + high - first - 1) // self.seq_len + 1)
             before += length
-        return np.array(rows, dtype=np.int64)
+        return self._left_order.inverse(np.array(rows, dtype=np.int64)).astype(np.int64) if rows else np.empty(0, dtype=np.int64)
 
 
-def _cut(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:
-    """`spans` without their first `num_tokens`."""
-    rest = []
-    for start, length in spans:
-        gone = min(length, num_tokens)
-        num_tokens -= gone
-        if gone < length:
-            rest.append((start + gone, length - gone))
-    return tuple(rest)
+def _merged(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """`spans` in the order of the text, neighbours joined."""
+    merged: list[Span] = []
+    for start, length in sorted(spans):
+        if merged and sum(merged[-1]) == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + length)
+        else:
+            merged.append((start, length))
+    return tuple(merged)
 
 
 def _joined(starts: I64Array, length: int) -> tuple[Span, ...]:
