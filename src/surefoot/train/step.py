@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from torch import nn
 
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
-from surefoot.core.stages import stage_at
+from surefoot.core.stages import stage_at, stages_of
+from surefoot.data.batches import StepBatch
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.tokenizer import Tokenizer
 from surefoot.guard import Guard
@@ -26,6 +28,9 @@ from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import set_learning_rate
 from surefoot.train.schedule import learning_rate
+
+
+progress = logging.getLogger("surefoot.progress")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     batch = next(parts.data)
     fetched_s = time.monotonic()
     stage = stage_at(parts.config, batch.first_sample)
+    tell_stages(parts, batch, step=guard.step + 1)
     set_rope_base(parts.cut.module, stage.rope_base)
     rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=stage.lr)
     nats = forward_backward(parts, batch.micro_batches, step=guard.step)
@@ -65,6 +71,17 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
         guard.applied()
     parts.optimizer.zero_grad()
     return guard.finish()
+
+
+def tell_stages(parts: Parts, batch: StepBatch, *, step: int) -> None:
+    """Local. A line on the console, from rank 0, for each stage that begins in this step."""
+    for stage in stages_of(parts.config)[1:]:
+        if parts.world.leads and batch.first_sample <= stage.first_sample < parts.data.next_sample:
+            shares = ", ".join(f"{name} {share:.1%}" for name, share in parts.data.course.order.planned_shares(stage.first_sample).items())
+            progress.info(
+                "stage from sample %d, in step %d: %s; %d tokens, rotary base %g, peak lr %g",
+                *(stage.first_sample, step, shares, stage.seq_len, stage.rope_base, stage.lr),
+            )
 
 
 def forward_backward(parts: Parts, atoms: Sequence[Batch], *, step: int) -> torch.Tensor:
