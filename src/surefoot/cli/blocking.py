@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from surefoot.cli.locating import not_skipped
 from surefoot.cli.run_data import RunData, found_in
 from surefoot.core.blocking import Block, BlockKind, BlockMode, TokenSpan
 from surefoot.core.clock import SystemClock
@@ -96,10 +95,11 @@ def scope_of(run: RunData, block: Block) -> Scope:
     next_sample, end_sample = run.steps.newest[1], run.steps.end_sample
     if block.samples is not None:
         first, end = block.samples
-        held = not_skipped(run, np.arange(first, min(end, end_sample), dtype=np.int64))
+        held = np.arange(first, min(end, end_sample), dtype=np.int64)
     else:
         found = [run.order.holding(span.source, span.start, span.end, first=0, until=end_sample) for span in block.spans]
-        held = not_skipped(run, np.unique(np.concatenate(found)))
+        held = np.unique(np.concatenate(found))
+    held = run.order.steps.without_skipped(held)
     since = max(next_sample, block.effective_sample)
     tokens = {name: sum(span.end - span.start for span in block.spans if span.source == name) for name in run.manifest.sources}
     with run.provenance() as provenance:
@@ -125,9 +125,12 @@ def _beyond_reserve(run: RunData, blocks: Sequence[Block]) -> int:
 
 
 def when_it_holds(run: RunData, block: Block) -> str:
-    """In words. Raises ConfigError when a run that trains now would have to refuse it."""
-    next_sample = run.steps.newest[1]
+    """In words. Raises ConfigError when a run that trains now would have to refuse it.
+
+    A start takes it where its checkpoint stands, which may be before what was trained last.
+    """
     live = is_live(run)
+    next_sample = run.steps.newest[1] if live else run.restart_sample
     if block.samples is not None and block.samples[1] <= next_sample:
         back = _way_back(run, block.samples[0])
         if live:
@@ -138,9 +141,10 @@ def when_it_holds(run: RunData, block: Block) -> str:
     since = f"skipping samples {first} to {block.samples[1] - 1}" if block.samples else f"from sample {first} on"
     if live:
         return f"the running job takes it within some steps: {since}, or as soon after as it comes to it"
-    if run.finished:
-        return f"the run is finished: it holds when the run goes on, {since}; one that goes back (`--resume-from`) has it hold from there"
-    return f"the next start takes it: {since}; one that goes back (`--resume-from`) has it hold from there"
+    when = "the run is finished: it holds when the run goes on" if run.finished else "the next start takes it"
+    newest = run.steps.newest[1]
+    stands = f" (a start goes on at sample {next_sample}, the newest step ended at {newest})" if next_sample != newest else ""
+    return f"{when}: {since}{stands}; one that goes back (`--resume-from`) has it hold from there"
 
 
 def already_there(run: RunData, block: Block) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from surefoot.cli.run_data import RunData, found_in
-from surefoot.cli.run_steps import I64Array, StepSamples
+from surefoot.cli.run_steps import StepSamples
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.data.blocked import silenced
 from surefoot.data.hits import Hit, hits_of
@@ -96,13 +96,6 @@ def places_of(taken: StepSamples, *, micro_batch_size: int, rank: int | None, ro
     return chosen
 
 
-def not_skipped(run: RunData, samples: I64Array) -> I64Array:
-    """Those of `samples` that some step takes."""
-    for first, end in run.order.steps.skipped:
-        samples = samples[(samples < first) | (samples >= end)]
-    return samples
-
-
 def stored_row(stored: StoredDocument) -> Row:
     """What is known of a document without a run."""
     return {
@@ -137,7 +130,8 @@ def add_excerpts(rows: Iterable[Row], path: str | Path) -> None:
 
 
 def _rows_of_stored(run: RunData, stored: StoredDocument, provenance: Provenance) -> list[Row]:
-    samples = not_skipped(run, run.order.holding(stored.source, stored.start, stored.end, first=0, until=run.steps.end_sample))
+    held = run.order.holding(stored.source, stored.start, stored.end, first=0, until=run.steps.end_sample)
+    samples = run.order.steps.without_skipped(held)
     if not samples.size:
         return []
     blocked = silenced(run.blocklist.blocks)

@@ -27,6 +27,7 @@ from surefoot.observe.blocks import Blocklist, fold_blocks
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import candidates, fold_lineage
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME, is_run, require_run
+from surefoot.observe.wishes import open_wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class RunData:
     """`path` is where the prepared data lies, `finished` whether the run has done all its steps.
 
     `manifest` is of the data that the run goes on with, `editions` are all that it was trained on and that are still there, by their
-    identity: shards that were made anew stand beside those before.
+    identity: shards that were made anew stand beside those before. `restart_sample` is where the next start goes on.
     """
 
     run_dir: Path
@@ -46,6 +47,7 @@ class RunData:
     order: RunOrder
     steps: RunSteps
     finished: bool
+    restart_sample: int
 
     @contextmanager
     def provenance(self, data_hash: str = "") -> Iterator[Provenance]:
@@ -85,7 +87,8 @@ def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
         start=_start_of(run_dir, entries, order=order),
     )
     finished = fold_lineage(entries).counters.finished
-    return RunData(run_dir, path, config, manifest, editions, blocklist, order, steps, finished)
+    restart_sample = _restart_of(run_dir, entries, order=order)
+    return RunData(run_dir, path, config, manifest, editions, blocklist, order, steps, finished, restart_sample)
 
 
 def found_in(run: RunData, provenance: Provenance, document: str) -> list[StoredDocument]:
@@ -162,8 +165,21 @@ def _start_of(run_dir: Path, entries: Sequence[LedgerEntry], *, order: RunOrder)
     begun = next((entry for entry in reversed(entries) if entry.event in (Event.ATTEMPT_STARTED, Event.RUN_ROLLED_BACK)), None)
     if begun is None:
         return 0, 0
-    cursor = _cursor_of(run_dir, str(begun.fields.get("checkpoint") or ""))
-    return begun.step, int(cursor["next_sample"]) if cursor else order.steps.span(begun.step)[0]
+    return begun.step, _sample_of(run_dir, str(begun.fields.get("checkpoint") or ""), step=begun.step, order=order)
+
+
+def _restart_of(run_dir: Path, entries: Sequence[LedgerEntry], *, order: RunOrder) -> int:
+    """The sample of the checkpoint that somebody asked for, or else of the newest; without one a start begins at 0."""
+    lineage, wish = fold_lineage(entries), open_wish(entries)
+    asked = lineage.ref(wish.checkpoint) if wish is not None else None
+    ref = asked or next(iter(candidates(lineage)), None)
+    return _sample_of(run_dir, ref.id, step=ref.step, order=order) if ref is not None else 0
+
+
+def _sample_of(run_dir: Path, checkpoint: str, *, step: int, order: RunOrder) -> int:
+    """The next sample after `step`, as the cursor of its checkpoint says, or by arithmetic when there is none."""
+    cursor = _cursor_of(run_dir, checkpoint)
+    return int(cursor["next_sample"]) if cursor else order.steps.span(step)[0]
 
 
 def _cursor_of(run_dir: Path, checkpoint: str) -> Mapping[str, Any] | None:

@@ -117,10 +117,7 @@ class RunSteps:
         end = rows.get(step, int(samples[-1]) + 1)
         if self._behind(int(samples[-1]) + 1) == self._behind(end):
             return samples
-        taken = np.arange(first, end, dtype=np.int64)
-        for low, high in self._plan.skipped:
-            taken = taken[(taken < low) | (taken >= high)]
-        return taken
+        return self._plan.without_skipped(np.arange(first, end, dtype=np.int64))
 
     def _behind(self, sample: int) -> int:
         """The first sample from `sample` on that is not skipped: a record may say where a skipped range begins, or where it ends."""

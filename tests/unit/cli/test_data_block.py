@@ -49,7 +49,14 @@ def run_dir(data: Path, tmp_path: Path) -> Path:
 def made_in(folder: Path, data: Path) -> Path:
     made = make_run(folder, data, reserve=0.05)
     record_attempt(made, attempt=1, base_step=0, next_samples=[5, 10, 15, 20, 30, NEXT_SAMPLE])
+    commit(made, step=NUM_DONE)
     return made
+
+
+def commit(run_dir: Path, *, step: int, parent: str | None = None) -> None:
+    fields = {"id": f"s{step}-a1", "step": step, "attempt": 1, "parent": parent, "state_digest": "sf1:0", "num_bytes": 1}
+    ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by="test")
+    ledger.append(Event.CHECKPOINT_COMMITTED, generation=1, attempt=1, step=step, fields=fields)
 
 
 @pytest.fixture
@@ -178,6 +185,38 @@ def test_a_finished_run_is_told_when_it_would_hold(run_dir: Path, blocked: Answe
     ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by="test")
     ledger.append(Event.RUN_FINISHED, generation=1, attempt=1, step=60)
     assert "finished" in blocked(run_dir, "--document", "web/2", "--reason", "spike")["holds"]
+
+
+def test_a_standing_run_is_told_from_where_its_checkpoint_stands(data: Path, tmp_path: Path, blocked: Answer) -> None:
+    """Six steps are done, and the last two of them were not saved: the next start does them again."""
+    run_dir = make_run(tmp_path, data)
+    record_attempt(run_dir, attempt=1, base_step=0, next_samples=[5, 10, 15, 20, 30, NEXT_SAMPLE])
+    holds = blocked(run_dir, "--document", "web/2", "--dry-run")["holds"]
+    assert "from sample 0 on (a start goes on at sample 0, the newest step ended at 40)" in holds
+    commit(run_dir, step=2)
+    commit(run_dir, step=4, parent="s2-a1")
+    holds = blocked(run_dir, "--document", "web/2", "--dry-run")["holds"]
+    assert "from sample 20 on (a start goes on at sample 20, the newest step ended at 40)" in holds
+    assert "skipping samples 30 to 39" in blocked(run_dir, "--step", 6, "--dry-run")["holds"]
+    holds = blocked(run_dir, "--step", 4, "--dry-run")["holds"]
+    assert "refused else" in holds
+    assert "--resume-from 2" in holds
+    with training(run_dir):
+        assert "from sample 40 on" in blocked(run_dir, "--document", "web/2", "--dry-run")["holds"]
+    ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by="eve")
+    ledger.append(Event.RESUME_ASKED, generation=1, attempt=1, step=NUM_DONE, fields={"id": "s2-a1"})
+    assert "from sample 10 on" in blocked(run_dir, "--document", "web/2", "--dry-run")["holds"]
+
+
+def test_what_a_live_run_took_may_be_asked_for_again_when_it_went_back_behind_it(run_dir: Path, blocked: Answer) -> None:
+    """A run whose replay differs goes back by itself: there the entry does not hold yet."""
+    blocked(run_dir, "--document", "web/2", "--reason", "spike")
+    answer_first(run_dir, effective_sample=NEXT_SAMPLE)
+    record_attempt(run_dir, attempt=2, base_step=4, next_samples=[30])
+    with training(run_dir):
+        assert blocked(run_dir, "--document", "web/2", "--reason", "spike")["asked"] is True
+        assert blocked(run_dir, "--document", "web/2", "--reason", "spike")["asked"] is False
+        assert blocked(run_dir, "--document", "web/2", "--reason", "later", "--from-sample", NEXT_SAMPLE)["asked"] is False
 
 
 def test_the_same_is_asked_for_once(run_dir: Path, blocked: Answer) -> None:

@@ -122,10 +122,7 @@ def look_ahead_report(run_dir: Path, *, newest: int) -> dict[str, Any]:
 
 def _taken(order: RunOrder, first: int, last: int) -> I64Array:
     """The samples of [first, last) that the run will take."""
-    samples = np.arange(first, min(last, order.ends_at) if order.ends_at is not None else last, dtype=np.int64)
-    for start, end in order.steps.skipped:
-        samples = samples[(samples < start) | (samples >= end)]
-    return samples
+    return order.steps.without_skipped(np.arange(first, min(last, order.ends_at) if order.ends_at is not None else last, dtype=np.int64))
 
 
 def _key(finding: Finding) -> tuple[int, str, str]:
