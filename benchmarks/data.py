@@ -5,7 +5,8 @@
 Sides of a group run in interleaved rounds, who goes first rotating, a process each, over the same samples. *Cold* is 10,000,000 samples of
 2,048 tokens in a random order over 41 GB: the page cache is asked to forget the shards before each side, as it must forget them in a run
 whose data is larger than memory. Shards are holes, which the kernel fills with zeros, so no disk is measured. *Warm* is 512 MB of random
-tokens with documents that stay in the page cache. torchdata and mosaicml-streaming are beside when they import.
+tokens with documents that stay in the page cache. *Disk* are the same 512 MB, forgotten before each side: rows come from the device, which
+has caches of its own. torchdata and mosaicml-streaming are beside when they import.
 
 `memmap` is the map as numpy opens it. `memmap-random` told the kernel that reads are random: without that a fault reads as far ahead as
 the disk is set to. Both make tokens and labels. `memmap-packed` makes what a batch of ours has: positions and documents too.
@@ -39,7 +40,11 @@ LEAST_RATIO, MOST_SEEK_MS, MOST_MB = 0.8, 50.0, 100.0
 WARM_STEPS = 20
 OURS = "surefoot"
 COMPARED = ("memmap", "memmap-random", "memmap-packed")
-SIDES = {"cold": (*COMPARED, OURS, "surefoot-no-thread", "torchdata", "streaming"), "warm": (*COMPARED[1:], OURS, "surefoot-no-thread")}
+SIDES = {
+    "cold": (*COMPARED, OURS, "surefoot-no-thread", "torchdata", "streaming"),
+    "warm": (*COMPARED[1:], OURS, "surefoot-no-thread"),
+    "disk": (*COMPARED[1:], OURS, "surefoot-no-thread"),
+}
 
 
 def main() -> int:
@@ -59,15 +64,14 @@ def main() -> int:
 
 
 def _run_group(group: str, options: argparse.Namespace) -> bool:
-    folder = options.work / group
+    folder = options.work / ("cold" if group == "cold" else "warm")
     (_make_cold if group == "cold" else _make_warm)(folder)
     sides = [side for side in SIDES[group] if _can_run(side, folder)]
     rows: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for index in range(options.rounds):
         first = index % len(sides)
         for side in sides[first:] + sides[:first]:
-            if group == "cold":
-                _forget(folder)
+            (_read_all if group == "warm" else _forget)(folder)
             row = _child(side, folder, options)
             rows[side].append(row)
             print(json.dumps({"group": group, "side": side, "round": index + 1, **row}), flush=True)
@@ -146,6 +150,11 @@ def _forget(folder: Path) -> None:
             os.close(fd)
 
 
+def _read_all(folder: Path) -> None:
+    for path in folder.rglob("*.tok"):
+        path.read_bytes()
+
+
 def _make_cold(folder: Path) -> None:
     num_shards = -(-(NUM_SAMPLES * SEQ_LEN + 1) // SHARD_TOKENS)
     sparse_folder(folder, num_shards=num_shards, shard_tokens=SHARD_TOKENS, num_distinct=num_shards)
@@ -173,8 +182,6 @@ def _make_warm(folder: Path) -> None:
         source = SourceEntry("0" * 64, 0, 0, 0, splits=splits)
         manifest = Manifest("0", TokenizerEntry("bytes", "0" * 64, EOS, VOCAB_SIZE), "u16", 0.0, {SOURCE: source})
         (folder / MANIFEST_NAME).write_text(dumps(manifest.as_json()))
-    for path in (folder / SOURCE).rglob("*.tok"):
-        path.read_bytes()
 
 
 Opened = tuple[Callable[[], object], Callable[[], object]]

@@ -50,6 +50,7 @@ def _measure(folder: Path, marked_hash: str) -> bool:
     took: dict[str, float] = {}
     loader: Any = _timed(took, "open", lambda: ShardedLoader(str(folder), data=data, train=train, seed=1, rank=0, num_ranks=32))
     num_samples = loader.num_samples
+    _timed(took, "sizes of all files", lambda: loader.seek(loader.cursor_after(0)))
     middle = loader.cursor_after(num_samples // BATCH // 2)
     _timed(took, "seek to the middle", lambda: loader.seek(middle))
     _timed(took, "first step there", lambda: next(loader))

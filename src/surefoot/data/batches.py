@@ -67,7 +67,7 @@ def step_batches(atoms: Sequence[Atom], *, ids: npt.NDArray[np.int64], rows: Row
                 positions_BS=torch.from_numpy(mine.positions_BS),
                 doc_ids_BS=torch.from_numpy(mine.doc_ids_BS),
                 sample_ids_B=torch.from_numpy(sample_ids),
-                num_live_tokens=int(np.count_nonzero(mine.labels_BS != IGNORED_LABEL)),
+                num_live_tokens=int(mine.num_live_B.sum()),
                 atom=atom.index,
             )
         )

@@ -14,6 +14,8 @@ several sources; shards that were made anew. Tokens are the same bytes in both, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -224,10 +226,9 @@ def load_manifest(path: str | Path, *, name: str = MANIFEST_NAME) -> Manifest:
         )
     try:
         manifest = _from_json(value)
-    except (KeyError, TypeError, AttributeError) as error:
+        got = _sha256_of_parsed({key: part for key, part in value.items() if key not in ("sha256", "tool_version")})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(f"the manifest is damaged: {error!r}", where=file, hint="prepare the data again with --force") from error
-    # Over what stands there, which is plain: the way back from 28,000 records takes seconds.
-    got = sha256_json({key: part for key, part in value.items() if key not in ("sha256", "tool_version")})
     if got != value.get("sha256"):
         raise DataError(
             "the manifest differs from its own hash",
@@ -238,6 +239,12 @@ def load_manifest(path: str | Path, *, name: str = MANIFEST_NAME) -> Manifest:
         )
     vars(manifest)["sha256"] = got
     return manifest
+
+
+def _sha256_of_parsed(value: Mapping[str, Any]) -> str:
+    """`sha256_json` of what a JSON parser gave, which is plain as it stands: making 28,000 records plain takes a second and a half."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _from_json(value: Mapping[str, Any]) -> Manifest:

@@ -19,12 +19,16 @@ I64Array = npt.NDArray[np.int64]
 
 
 class Rows(NamedTuple):
-    """Packed samples, all int64. `doc_ids_BS` numbers the documents of each sample from 0; `positions_BS` restart in each of them."""
+    """Packed samples, all int64. `doc_ids_BS` numbers the documents of each sample from 0; `positions_BS` restart in each of them.
+
+    `num_live_B` are the positions of each sample that have a label.
+    """
 
     tokens_BS: I64Array
     labels_BS: I64Array
     positions_BS: I64Array
     doc_ids_BS: I64Array
+    num_live_B: I64Array
 
 
 def num_samples_in(num_tokens: int, *, seq_len: int) -> int:
@@ -46,20 +50,25 @@ def pack_rows(stream_BT: npt.NDArray[Any], *, eos_id: int, blocked_BT: npt.NDArr
     tokens_BS[:] = stream_BT[:, :-1]
     labels_BS[:] = stream_BT[:, 1:]
     is_eos_BS = stream_BT[:, :-1] == eos_id
-    np.copyto(labels_BS, IGNORED_LABEL, where=is_eos_BS)
+    ends = np.flatnonzero(is_eos_BS)
+    labels_BS.reshape(-1)[ends] = IGNORED_LABEL
+    num_live_B = seq_len - np.bincount(ends // seq_len, minlength=num_rows)
     if blocked_BT is not None:
         labels_BS[blocked_BT[:, 1:]] = IGNORED_LABEL
+        num_live_B = np.count_nonzero(labels_BS != IGNORED_LABEL, axis=1)
     doc_ids_BS[:] = 0
-    _number_documents(is_eos_BS, positions_BS, doc_ids_BS)
-    return Rows(tokens_BS=tokens_BS, labels_BS=labels_BS, positions_BS=positions_BS, doc_ids_BS=doc_ids_BS)
+    _number_documents(is_eos_BS, ends, positions_BS, doc_ids_BS)
+    return Rows(tokens_BS, labels_BS, positions_BS, doc_ids_BS, num_live_B)
 
 
-def _number_documents(is_eos_BS: npt.NDArray[np.bool_], positions_BS: I64Array, doc_ids_BS: I64Array) -> None:
-    """Fill in positions and documents, each row a document of its own; those that begin behind an EOS make it several."""
+def _number_documents(is_eos_BS: npt.NDArray[np.bool_], ends: I64Array, positions_BS: I64Array, doc_ids_BS: I64Array) -> None:
+    """Fill in positions and documents, each row a document of its own; those that begin behind an EOS make it several.
+
+    `ends` are the places of the EOS in all rows behind each other.
+    """
     seq_len = positions_BS.shape[1]
     index_S = np.arange(seq_len, dtype=np.int64)
     positions_BS[:] = index_S
-    ends = np.flatnonzero(is_eos_BS)
     if ends.size > _MANY_DOCUMENTS * len(is_eos_BS):
         np.cumsum(is_eos_BS[:, :-1], axis=1, dtype=np.int64, out=doc_ids_BS[:, 1:])
         starts_BS = np.zeros_like(positions_BS)
@@ -76,7 +85,7 @@ def _number_documents(is_eos_BS: npt.NDArray[np.bool_], positions_BS: I64Array, 
 
 
 def join_rows(parts: Sequence[Rows], *, seq_len: int, eos_id: int) -> Rows:
-    """One row from the rows of several spans behind each other: each begins a document. What is missing at its end is EOS without a label."""
+    """One row from the rows of several spans behind each other: each begins a document. What is missing is EOS without a label."""
     missing = seq_len - sum(part.tokens_BS.shape[1] for part in parts)
     if missing:
         parts = [*parts, phantom_rows(1, seq_len=missing)._replace(tokens_BS=np.full((1, missing), eos_id, dtype=np.int64))]
@@ -84,8 +93,13 @@ def join_rows(parts: Sequence[Rows], *, seq_len: int, eos_id: int) -> Rows:
     for part in parts:
         doc_ids.append(part.doc_ids_BS + before)
         before = int(doc_ids[-1][0, -1]) + 1
-    joined = Rows(*(np.concatenate(column, axis=1) for column in zip(*parts, strict=True)))
-    return joined._replace(doc_ids_BS=np.concatenate(doc_ids, axis=1))
+    return Rows(
+        tokens_BS=np.concatenate([part.tokens_BS for part in parts], axis=1),
+        labels_BS=np.concatenate([part.labels_BS for part in parts], axis=1),
+        positions_BS=np.concatenate([part.positions_BS for part in parts], axis=1),
+        doc_ids_BS=np.concatenate(doc_ids, axis=1),
+        num_live_B=np.sum([part.num_live_B for part in parts], axis=0),
+    )
 
 
 def phantom_rows(num_rows: int, *, seq_len: int) -> Rows:
@@ -96,4 +110,5 @@ def phantom_rows(num_rows: int, *, seq_len: int) -> Rows:
         labels_BS=np.full(shape, IGNORED_LABEL, dtype=np.int64),
         positions_BS=np.broadcast_to(np.arange(seq_len, dtype=np.int64), shape).copy(),
         doc_ids_BS=np.zeros(shape, dtype=np.int64),
+        num_live_B=np.zeros(num_rows, dtype=np.int64),
     )

@@ -9,37 +9,35 @@
 from __future__ import annotations
 
 import logging
+import operator
 import struct
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
+from xxhash import xxh3_64_intdigest as _digest
 
 from surefoot.core.errors import DataError
+from surefoot.data.block_sums import LONGEST_RUN, REPLACED, SUM_BYTES, BlockSums
 from surefoot.data.manifest import Manifest, Split, load_manifest
 from surefoot.data.quarantine import DAMAGED_BLOCK
-from surefoot.data.storage import ByteRange, Storage, open_storage
+from surefoot.data.storage import ByteRange, LocalStorage, Storage, open_storage
 
 logger = logging.getLogger(__name__)
 
 HEADER_BYTES: Final = 4096
 BLOCK_BYTES: Final = 16 * 1024
 LEN_STRIDE: Final = 1024
-_SUM_BYTES: Final = 8
-_MAX_BLOCKS_AT_ONCE: Final = 64  # 1 MiB: what one read of a long span holds beside its result
 _MAGIC: Final = b"SFTOKENS"
 _HEADER: Final = struct.Struct("<8sHHIQQ")
 _VERSION: Final = 1
+_MAX_KEPT_BYTES: Final = 32 << 20  # the checksums of 64 GiB of tokens
 _CHECK_LIMIT_S: Final = 10.0  # 28,000 shards take 0.1 s on a local disk, and minutes where each answer takes a network's time
 _NUM_CHECKED_AT_ONCE: Final = 256
-_REPLACED: Final = "the shard was cut short or replaced: restore it, or prepare the data again with --force"
 
 I64Array = npt.NDArray[np.int64]
 
@@ -48,33 +46,43 @@ def pack_header(*, token_bytes: int, num_tokens: int, num_docs: int) -> bytes:
     return _HEADER.pack(_MAGIC, _VERSION, token_bytes, BLOCK_BYTES, num_tokens, num_docs).ljust(HEADER_BYTES, b"\0")
 
 
-class _Read(NamedTuple):
-    """Neighbouring tokens of one shard and the whole blocks around them. Sorted, reads come in the order in which files are best read.
+class _Reads(NamedTuple):
+    """Neighbouring tokens of one shard each and the whole blocks around them: columns (R,), in the order in which files are best read.
 
-    `skip_bytes` of the blocks stand before the tokens, whose `num_bytes` go to byte `place` of the result.
+    `skip_bytes` of the blocks stand before the tokens, whose `num_bytes` go to byte `places` of the result. `spans` says who asked.
     """
 
-    shard: int
-    first_block: int
-    num_blocks: int
-    skip_bytes: int
-    num_bytes: int
-    place: int
-    sample: int | None
+    shards: I64Array
+    first_blocks: I64Array
+    num_blocks: I64Array
+    skip_bytes: I64Array
+    num_bytes: I64Array
+    places: I64Array
+    spans: I64Array
 
 
 class TokenStore:
     """The tokens of one source and split as one stream, over all its shards. Several threads may read at once.
 
-    Nothing is opened before it is needed, and no more than the touched checksums is read of a shard's `.sum`. Reads are copies and not a
-    memory map: the bytes that were checked are the bytes that are returned, and a failing disk or a file cut short is an error with a
-    name where a map would kill the process. A block that differs from its checksum is fetched once more, past the caches on the way.
+    Nothing is opened before it is needed. Reads are copies and not a memory map: the bytes that were checked are the bytes that are
+    returned, and a failing disk or a file cut short is an error with a name where a map would kill the process. A block that differs from
+    its checksum is fetched once more, past the caches on the way.
     """
 
     def __init__(
-        self, path: str | Path, *, source: str, split: Split, manifest: Manifest | None = None, storage: Storage | None = None
+        self,
+        path: str | Path,
+        *,
+        source: str,
+        split: Split,
+        manifest: Manifest | None = None,
+        storage: Storage | None = None,
+        max_kept_bytes: int = _MAX_KEPT_BYTES,
     ) -> None:
-        """`storage` is shared when it is given, with its open files, and closed by who made it."""
+        """`storage` is shared when it is given, with its open files, and closed by who made it.
+
+        The checksums of a local folder stay in memory once read, if all of them fit into `max_kept_bytes`.
+        """
         self.manifest = manifest or load_manifest(path)
         self.entry = self.manifest.split(source, split)
         self.source = source
@@ -83,10 +91,13 @@ class TokenStore:
         self._owns_storage = storage is None
         self._storage = storage or open_storage(path)
         self._dtype = self.manifest.token_dtype
-        self._ends = list(accumulate(shard.tokens for shard in self.entry.shards))
+        self._tokens = np.array([shard.tokens for shard in self.entry.shards], dtype=np.int64)
+        self._ends = np.cumsum(self._tokens)
         self._tok_names = [f"{source}/{split}/{shard.name}.tok" for shard in self.entry.shards]
         self._sum_names = [f"{source}/{split}/{shard.name}.sum" for shard in self.entry.shards]
-        self._is_checked = bytearray(len(self.entry.shards))
+        num_blocks = -(-self._tokens * self._dtype.itemsize // BLOCK_BYTES)
+        self._sums = BlockSums(self._storage, self._sum_names, num_blocks, keep=self._keeps_sums(max_kept_bytes))
+        self._is_checked = np.zeros(len(self.entry.shards), dtype=np.bool_)
         self._lock = threading.Lock()
 
     @property
@@ -131,8 +142,7 @@ class TokenStore:
             raise ValueError(f"tokens {starts[wrong]}..{starts[wrong] + counts[wrong]} outside a stream of {self.num_tokens}")
         out = np.empty(int(counts.sum()), dtype=self._dtype)
         if out.size:
-            of_samples = [None] * len(starts) if samples is None else samples.tolist()
-            self._fill(out.data.cast("B"), sorted(self._cut(starts.tolist(), counts.tolist(), of_samples)))
+            self._fill(out.data.cast("B"), self._cut(starts, counts), samples)
         return out
 
     def document_starts(self, start: int, count: int) -> I64Array:
@@ -146,72 +156,58 @@ class TokenStore:
         if self._owns_storage:
             self._storage.close()
 
-    def _cut(self, starts: list[int], counts: list[int], samples: list[int | None]) -> Iterator[_Read]:
+    def _cut(self, starts: I64Array, counts: I64Array) -> _Reads:
         """The spans cut at the ends of shards, and where a read would become too long."""
         token_bytes, block_tokens = self._dtype.itemsize, BLOCK_BYTES // self._dtype.itemsize
-        place = 0
-        for start, count, sample in zip(starts, counts, samples, strict=True):
-            while count:
-                shard = bisect_right(self._ends, start)
-                end_of_shard = self._ends[shard]
-                first = start - end_of_shard + self.entry.shards[shard].tokens
-                first_block, skip = divmod(first, block_tokens)
-                here = min(count, end_of_shard - start, _MAX_BLOCKS_AT_ONCE * block_tokens - skip)
-                num_blocks = -(-(skip + here) // block_tokens)
-                yield _Read(shard, first_block, num_blocks, skip * token_bytes, here * token_bytes, place, sample)
-                start, count, place = start + here, count - here, place + here * token_bytes
+        (spans,) = counts.nonzero()
+        starts, counts, places = starts[spans], counts[spans], (counts.cumsum() - counts)[spans]
+        pieces = []
+        while starts.size:
+            shards = self._ends.searchsorted(starts, side="right")
+            ends = self._ends[shards]
+            first_blocks, skips = np.divmod(starts - ends + self._tokens[shards], block_tokens)
+            here = np.minimum(np.minimum(counts, ends - starts), LONGEST_RUN * block_tokens - skips)
+            num_blocks = (skips + here + (block_tokens - 1)) // block_tokens
+            pieces.append((starts, shards, first_blocks, num_blocks, skips * token_bytes, here * token_bytes, places * token_bytes, spans))
+            (left,) = (counts > here).nonzero()
+            starts, counts, places, spans = starts[left] + here[left], counts[left] - here[left], places[left] + here[left], spans[left]
+        columns = pieces[0] if len(pieces) == 1 else tuple(map(np.concatenate, zip(*pieces, strict=True)))
+        order = columns[0].argsort(kind="stable")
+        return _Reads(*(column[order] for column in columns[1:]))
 
-    def _fill(self, out: memoryview, reads: list[_Read]) -> None:
+    def _fill(self, out: memoryview, reads: _Reads, samples: I64Array | None) -> None:
         """Read, check and put in place. The loop runs once per row of a batch: it makes no array and no record."""
-        self._check_first_touch({read.shard for read in reads})
-        sums = self._sums(reads)
-        wanted = [self._blocks(read) for read in reads]
-        checked = 0
-        for read, data in zip(reads, self._storage.ranges(wanted), strict=True):
-            _, _, num_blocks, skip_bytes, num_bytes, place, _ = read
-            right = sums[checked : checked + num_blocks]
-            checked += num_blocks
-            if _digests(data, num_blocks=num_blocks) != right:
-                data = self._fetched_again(read)
-            out[place : place + num_bytes] = data[skip_bytes : skip_bytes + num_bytes]
+        self._check_first_touch(reads.shards)
+        sums, firsts = self._sums.of(reads.shards, reads.first_blocks, reads.num_blocks)
+        blocks = self._storage.ranges(self._blocks(reads))
+        columns = zip(
+            firsts, *(column.tolist() for column in (reads.num_blocks, reads.skip_bytes, reads.num_bytes, reads.places)), strict=True
+        )
+        for read, (data, (first, count, skip, num_bytes, place)) in enumerate(zip(blocks, columns, strict=True)):
+            if (_digest(data) != sums[first]) if count == 1 else not _agree(data, sums[first : first + count]):
+                data = self._fetched_again(reads, read, samples)
+            out[place : place + num_bytes] = data[skip : skip + num_bytes]
 
-    def _sums(self, reads: list[_Read]) -> list[int]:
-        """The checksums of all touched blocks, read by read."""
-        names = self._sum_names
-        wanted = [ByteRange(names[shard], first * _SUM_BYTES, count * _SUM_BYTES) for shard, first, count, *_ in reads]
-        words = self._storage.joined(wanted)
-        if len(words) != sum(one.num_bytes for one in wanted):
-            return [word for read in reads for word in self._sums_again(read)]
-        sums: list[int] = np.frombuffer(words, dtype="<u8").tolist()
-        return sums
+    def _blocks(self, reads: _Reads) -> list[ByteRange]:
+        begins = reads.first_blocks * BLOCK_BYTES
+        num_bytes = np.minimum(reads.num_blocks * BLOCK_BYTES, self._tokens[reads.shards] * self._dtype.itemsize - begins)
+        names = [self._tok_names[shard] for shard in reads.shards.tolist()]
+        return list(map(ByteRange, names, (begins + HEADER_BYTES).tolist(), num_bytes.tolist()))
 
-    def _sums_again(self, read: _Read) -> list[int]:
-        """The checksums of one read, past the caches on the way."""
-        name = self._sum_names[read.shard]
-        words = self._storage.again(ByteRange(name, read.first_block * _SUM_BYTES, read.num_blocks * _SUM_BYTES))
-        if len(words) != read.num_blocks * _SUM_BYTES:
-            raise DataError("the checksum file is cut short", where=f"{self._storage.place}/{name}", hint=_REPLACED)
-        sums: list[int] = np.frombuffer(words, dtype="<u8").tolist()
-        return sums
-
-    def _blocks(self, read: _Read) -> ByteRange:
-        begin = read.first_block * BLOCK_BYTES
-        num_bytes = min(read.num_blocks * BLOCK_BYTES, self._num_token_bytes(read.shard) - begin)
-        return ByteRange(self._tok_names[read.shard], HEADER_BYTES + begin, num_bytes)
-
-    def _fetched_again(self, read: _Read) -> memoryview:
+    def _fetched_again(self, reads: _Reads, read: int, samples: I64Array | None) -> memoryview:
         """What a second fetch of blocks and checksums gave. Raises DataError when they differ again."""
-        right = self._sums_again(read)
-        data = memoryview(self._storage.again(self._blocks(read)))
-        for block, (got, wanted) in enumerate(zip(_digests(data, num_blocks=len(right)), right, strict=True), start=read.first_block):
+        shard, first_block, num_blocks, *_, span = (int(column[read]) for column in reads)
+        right = self._sums.again(shard, first_block, num_blocks)
+        data = memoryview(self._storage.again(self._blocks(reads)[read]))
+        for block, (got, wanted) in enumerate(zip(_digests(data, num_blocks), right, strict=True), start=first_block):
             if got != wanted:
-                raise self._mismatch(read.shard, block, got=got, wanted=wanted, sample=read.sample)
+                raise self._mismatch(shard, block, got=got, wanted=wanted, sample=None if samples is None else int(samples[span]))
         with self._lock:
             self.num_refetched += 1
         logger.warning(
             "%s: bytes of block %d on differed from their checksums and were right when fetched again: look at memory, disk and network",
-            self._where(read.shard),
-            read.first_block,
+            self._where(shard),
+            first_block,
         )
         return data
 
@@ -234,11 +230,18 @@ class TokenStore:
             sample=sample,
         )
 
-    def _check_first_touch(self, shards: Iterable[int]) -> None:
+    def _keeps_sums(self, max_kept_bytes: int) -> bool:
+        """All checksums of the folder or none: in a random order over more than fits, what is kept is not what is asked for next."""
+        tokens = sum(split.tokens for source in self.manifest.sources.values() for split in source.splits.values())
+        num_bytes = tokens * self._dtype.itemsize // BLOCK_BYTES * SUM_BYTES
+        return isinstance(self._storage, LocalStorage) and num_bytes <= max_kept_bytes
+
+    def _check_first_touch(self, shards: I64Array) -> None:
         """Size and header of shards from which nothing was read yet."""
-        fresh = sorted(number for number in shards if not self._is_checked[number])
-        if not fresh:
+        unchecked = shards[~self._is_checked[shards]]
+        if not unchecked.size:
             return
+        fresh = np.unique(unchecked).tolist()
         self._check_sizes(fresh)
         headers = self._storage.ranges([ByteRange(self._tok_names[number], 0, HEADER_BYTES) for number in fresh])
         for number, header in zip(fresh, headers, strict=True):
@@ -246,30 +249,28 @@ class TokenStore:
             if header != pack_header(token_bytes=self._dtype.itemsize, num_tokens=entry.tokens, num_docs=entry.docs):
                 hint = "restore the shard, or prepare the data again with --force"
                 raise DataError("the header is not that of the manifest", where=self._where(number), hint=hint)
-            self._is_checked[number] = 1
+            self._is_checked[number] = True
 
     def _check_sizes(self, shards: Iterable[int]) -> None:
         numbers = list(shards)
         sizes = self._storage.num_bytes([names[number] for number in numbers for names in (self._tok_names, self._sum_names)])
         for number, got_tok, got_sum in zip(numbers, sizes[::2], sizes[1::2], strict=True):
-            num_token_bytes = self._num_token_bytes(number)
-            num_blocks = -(-num_token_bytes // BLOCK_BYTES)
             for what, got, want in (
-                ("file size", got_tok, HEADER_BYTES + num_token_bytes),
-                ("size of the checksum file", got_sum, num_blocks * _SUM_BYTES),
+                ("file size", got_tok, HEADER_BYTES + self.entry.shards[number].tokens * self._dtype.itemsize),
+                ("size of the checksum file", got_sum, self._sums.num_bytes(number)),
             ):
                 if got != want:
                     raise DataError(
-                        f"{what} is {got}, the manifest says {want}", where=self._where(number), hint=_REPLACED, got=got, wanted=want
+                        f"{what} is {got}, the manifest says {want}", where=self._where(number), hint=REPLACED, got=got, wanted=want
                     )
-
-    def _num_token_bytes(self, number: int) -> int:
-        return self.entry.shards[number].tokens * self._dtype.itemsize
 
     def _where(self, number: int) -> str:
         return f"{self._storage.place}/{self._tok_names[number]}"
 
 
-def _digests(data: memoryview, *, num_blocks: int) -> list[int]:
-    digest = xxhash.xxh3_64_intdigest
-    return [digest(data[begin : begin + BLOCK_BYTES]) for begin in range(0, num_blocks * BLOCK_BYTES, BLOCK_BYTES)]
+def _agree(data: memoryview, sums: Sequence[int]) -> bool:
+    return all(map(operator.eq, _digests(data, len(sums)), sums))
+
+
+def _digests(data: memoryview, num_blocks: int) -> list[int]:
+    return [_digest(data[begin : begin + BLOCK_BYTES]) for begin in range(0, num_blocks * BLOCK_BYTES, BLOCK_BYTES)]

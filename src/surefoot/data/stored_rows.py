@@ -24,7 +24,7 @@ ROW: Final = np.dtype(
         ("signature", "<u2", (NUM_BINS,)),
     ]
 )
-_ROWS_PER_GROUP: Final = 1 << 16  # a reader that wants one document unpacks so many rows
+_ROWS_PER_GROUP: Final = 1 << 13  # a reader that wants one document unpacks so many rows
 
 Rows = npt.NDArray[Any]
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data.packing import IGNORED_LABEL, num_samples_in, pack_rows, phantom_rows
+from surefoot.data.packing import IGNORED_LABEL, join_rows, num_samples_in, pack_rows, phantom_rows
 from surefoot.tensors import batch
 
 EOS = 9
@@ -31,6 +32,21 @@ def test_all_rows_at_once_equal_one_by_one(stream: list[list[int]]) -> None:
             ends = tokens[place] == EOS
             assert rows.labels_BS[number, place] == (IGNORED_LABEL if ends else tokens[place + 1])
             document, position = (document + 1, 0) if ends else (document, position + 1)
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_positions_with_a_label_are_counted(is_blocked: bool) -> None:
+    rng = np.random.default_rng(0)
+    for seq_len, lowest in ((1, 5), (7, 8), (300, 5), (300, -90)):
+        stream_BT = rng.integers(lowest, EOS + 1, size=(4, seq_len + 1))
+        blocked_BT = rng.random(stream_BT.shape) < 0.2 if is_blocked else None
+        rows = pack_rows(stream_BT, eos_id=EOS, blocked_BT=blocked_BT)
+        assert rows.num_live_B.tolist() == (rows.labels_BS != IGNORED_LABEL).sum(axis=1).tolist()
+        (joined,) = join_rows(
+            [rows._replace(**{name: part[:1] for name, part in rows._asdict().items()})], seq_len=seq_len + 3, eos_id=EOS
+        ).num_live_B
+        assert joined == rows.num_live_B[0]
+    assert not phantom_rows(3, seq_len=4).num_live_B.any()
 
 
 def test_phantoms_have_no_label() -> None:

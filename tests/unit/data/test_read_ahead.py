@@ -84,6 +84,16 @@ def test_what_has_not_begun_is_fetched_by_who_asks_and_not_waited_for(ahead: Rea
     assert fetch.began == [1, 2]
 
 
+def test_an_owner_who_is_back_at_once_fetches_alone(fetch: Fetch) -> None:
+    reader = ReadAhead(fetch, depth=2, head_start_s=3600.0)
+    reader.announce([1, 2, 3])
+    assert [reader.take(key) for key in (1, 2)] == [1, 4]
+    reader.announce([3])
+    reader.close()  # waits for no head start
+    assert fetch.threads == {threading.current_thread().name}
+    assert fetch.began == [1, 2]
+
+
 def test_an_error_waits_for_its_key(ahead: ReadAhead[int, int]) -> None:
     ahead.announce([-1, 3])
     assert ahead.take(3) == 9
