@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from surefoot.core.durable import write_atomic
+from surefoot.core.durable import fsync_dir
 from surefoot.core.strict_json import canonical
 from surefoot.data.crew import Crew
 from surefoot.data.documents import BadRecord
@@ -132,9 +133,12 @@ class _Pass:
 def _write_rejects(journal: Journal, *, corpus: Corpus, survey: Survey) -> Counter[str]:
     """List what was rejected; how often, by rule, and bad records under the empty name."""
     counts: Counter[str] = Counter()
-    lines = []
-    for reject in survey.rejects():
-        counts[reject.get("rule", "")] += 1
-        lines.append(canonical(reject) + b"\n")
-    write_atomic(journal.data / corpus.source / REJECTS_NAME, b"".join(lines))
+    folder = journal.data / corpus.source
+    with (folder / REJECTS_NAME).open("wb") as file:
+        for reject in survey.rejects():
+            counts[reject.get("rule", "")] += 1
+            file.write(canonical(reject) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_dir(folder)
     return counts

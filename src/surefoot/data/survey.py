@@ -62,7 +62,7 @@ class Survey:
     """What is in a corpus. A document whose sha256, as a number, lies below `heldout_limit` is held out.
 
     `fates` says what becomes of each document that was read, LEFT_OUT, TRAINED_ON or HELD_OUT; `chunk_rows` how many a chunk has. What was
-    read of them stays in `folder`.
+    read of them stays in `folder`. `first_rejects` has, in order, whether a document that a rule dropped is the first of its text.
     """
 
     num_documents: int
@@ -74,6 +74,7 @@ class Survey:
     heldout_limit: int
     fates: npt.NDArray[np.uint8]
     chunk_rows: npt.NDArray[np.uint32]
+    first_rejects: npt.NDArray[np.bool_]
     folder: Path
 
     def is_heldout(self, digest: bytes) -> bool:
@@ -86,14 +87,12 @@ class Survey:
 
     def rejects(self) -> Iterator[dict[str, Any]]:
         """What was rejected, in order. Of a document that a rule dropped copies are not told."""
-        told: set[str] = set()
+        is_first = iter(self.first_rejects)
         with (self.folder / "survey.rejects").open("rb") as lines:
             for line in lines:
                 reject = loads(line)
-                document = reject.get("document")
-                if document is None or document not in told:
+                if "document" not in reject or next(is_first):
                     yield reject
-                told.add(document)
 
 
 def take_survey(corpus: Corpus, *, heldout_fraction: float, journal: Journal, crew: Crew, progress: Callable[[Progress], None]) -> Survey:
@@ -128,6 +127,7 @@ def take_survey(corpus: Corpus, *, heldout_fraction: float, journal: Journal, cr
         heldout_limit=limit,
         fates=np.where(kept, np.where(below(digests, limit), HELD_OUT, TRAINED_ON), LEFT_OUT).astype(np.uint8),
         chunk_rows=np.fromfile(pass_.folder / "survey.counts", dtype="<u4"),
+        first_rejects=is_first[rows["rejected"] != 0],
         folder=pass_.folder,
     )
 

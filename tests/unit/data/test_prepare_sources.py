@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,32 @@ def test_without_rules_nothing_is_dropped_and_with_them_each_reject_is_told(tmp_
     section = SourceSection(name="text", files=(str(path),), rules_off=("byte-run",))
     kept = prepare([section], out=tmp_path / "but", tokenizer="bytes", heldout_fraction=0.0, rules=RuleSet())
     assert "byte-run" not in kept.sources["text"].rejected
+
+
+def test_of_what_rules_drop_only_the_first_of_a_text_is_told(tmp_path: Path) -> None:
+    """In any order with bad records, and over chunks."""
+    texts = [f"{number % 4} {RUN_OF_BLANKS}" if number % 3 else f"good {number}" for number in range(24)]
+    path = write_texts(tmp_path / "a.jsonl", texts)
+    path.write_text(path.read_text() + "{broken\n" + path.read_text())
+    settings: dict[str, Any] = {"rules": RuleSet(), "on_bad_record": "skip", "chunk_bytes": 7000}
+    source = prepare_file(path, tmp_path / "out", **settings).sources["text"]
+    rejects = [json.loads(line) for line in (tmp_path / "out" / "text" / "rejects.jsonl").read_text().splitlines()]
+    assert [reject["line"] for reject in rejects] == [2, 3, 5, 8, 25]
+    assert (source.rejected, source.bad_records) == ({"byte-run": 4}, 1)
+
+
+def test_memory_does_not_grow_with_what_is_rejected(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.jsonl", ["good"])
+    prepare_file(path, tmp_path / "few")
+    path.write_text(path.read_text() + "{broken\n" * 15_000)
+    tracemalloc.start()
+    try:
+        prepare_file(path, tmp_path / "out", on_bad_record="skip", chunk_bytes=8000)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "out" / "text" / "rejects.jsonl").stat().st_size > 2 << 20
+    assert peak_bytes < 3 << 20
 
 
 def test_a_rule_that_only_flags_drops_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,13 +59,18 @@ def reject_rates(path: Path, looks: Sequence[Looked], *, num_documents: int) -> 
     All rejects are counted, and held against the documents that were looked at: the share of both together that is rejects is the same in
     each file, if files are alike. Nothing is said of a file with fewer than 20 of them.
     """
-    rejects = list(_rejects(path))
     kept = [(one.document.file, one.document.record) for one in looks]
-    if not rejects or not kept:
+    last: dict[str, int] = {}
+    num_places = 0
+    for file, record in chain(kept, _rejects(path)):  # gone through twice: of a crawl there are more rejects than memory holds
+        last[file] = max(record, last.get(file, 0))
+        num_places += 1
+    num_rejects = num_places - len(kept)
+    if not num_rejects or not kept:
         return {"kind": "file", "rates": [], "far_out": []}
-    files = {file for file, _ in (*rejects, *kept)}
-    last = {file: max(record for name, record in (*rejects, *kept) if name == file) for file in files} if len(files) < _MANY else {}
-    left_out, stayed = (Counter(_part(place, last=last) for place in places) for places in (rejects, kept))
+    if len(last) >= _MANY:
+        last = {}
+    left_out, stayed = (Counter(_part(place, last=last) for place in places) for places in (_rejects(path), kept))
     weight = num_documents / len(kept)
     rates: list[dict[str, Any]] = []
     far: list[tuple[float, dict[str, Any]]] = []
@@ -73,7 +79,7 @@ def reject_rates(path: Path, looks: Sequence[Looked], *, num_documents: int) -> 
         count, of = left_out[label], left_out[label] + stayed[label]
         if of < _LEAST_DOCUMENTS:
             continue
-        elsewhere = (len(rejects) - count + 0.5) / (len(rejects) + len(kept) - of + 1.0)
+        elsewhere = (num_rejects - count + 0.5) / (num_rejects + len(kept) - of + 1.0)
         score = standard_score(count, of=of, share=elsewhere)
         rates.append({"part": label, "rejects": count, "rate": count / (count + stayed[label] * weight), "z": score})
         far += [(abs(score), rates[-1])] if abs(score) >= FAR_OUT else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,21 @@ def test_a_file_of_which_more_was_left_out_is_named(poisoned: Poisoned, tmp_path
     found = reject_rates(path, looks, num_documents=NUM_CLEAN)["far_out"]
     assert found[0]["part"] == "books.jsonl 16/16"
     assert reject_rates(tmp_path / "absent", looks, num_documents=NUM_CLEAN)["rates"] == []
+
+
+def test_of_any_number_of_rejects_few_are_in_memory(poisoned: Poisoned, tmp_path: Path) -> None:
+    with poisoned.shelf() as shelf:
+        looks = look_at_source(shelf, "books", rules=RuleSet(), off=(), limit=50)
+    path = tmp_path / "rejects.jsonl"
+    path.write_text("".join(f'{{"file":"books.jsonl","line":{line + 1}}}\n' for line in range(10_000)))
+    tracemalloc.start()
+    try:
+        rates = reject_rates(path, looks, num_documents=NUM_CLEAN)["rates"]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(rate["rejects"] for rate in rates) == 10_000
+    assert peak_bytes < 1 << 18
 
 
 def test_documents_are_spread_over_a_source_and_the_same_each_time() -> None:
