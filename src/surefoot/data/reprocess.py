@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,8 @@ from surefoot.data.quality.rules import RuleSet
 from surefoot.data.reader import Corpus
 from surefoot.data.shard_writer import ShardWriter
 from surefoot.data.shards import TokenStore
+from surefoot.data.side_files import SideFile
+from surefoot.data.storage import LocalStorage
 from surefoot.data.survey import LEFT_OUT, Progress, Survey, paced, take_survey
 from surefoot.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -125,23 +128,24 @@ def _own_tokenizer(path: Path, *, manifest: Manifest) -> Tokenizer:
 
 
 def _without_others(survey: Survey, *, out: Path, manifest: Manifest, source: str, but: ShardEntry) -> Survey:
-    """Leave out what is held out, and what another shard holds."""
+    """Leave out what is held out, and what another shard holds: the keys of one shard at a time are in memory."""
     entry = manifest.sources[source]
     digests = survey.rows["digest"]
     limit = int(entry.heldout_below, 16) if entry.heldout_below else int(manifest.heldout_fraction * 2**64) << 192
-    others = [
-        _stored_keys(out / source / split / f"{shard.name}.src.parquet")
-        for split in SPLITS
-        for shard in entry.splits[split].shards
-        if (split, shard.name) != ("train", but.name)
-    ]
-    elsewhere = np.isin(word_of(digests, 0), np.concatenate(others)) if others else np.zeros(len(digests), dtype=np.bool_)
+    keys = word_of(digests, 0)
+    elsewhere = np.zeros(len(keys), dtype=np.bool_)
+    with closing(LocalStorage(out)) as storage:
+        for split in SPLITS:
+            for shard in entry.splits[split].shards:
+                if (split, shard.name) != ("train", but.name):
+                    elsewhere |= _is_among(_sorted_keys(storage, folder=f"{source}/{split}", shard=shard), keys)
     fates = np.where(below(digests, limit) | elsewhere, LEFT_OUT, survey.fates).astype(np.uint8)
     return replace(survey, fates=fates, text_bytes=int(survey.rows["text_bytes"][fates != LEFT_OUT].sum(dtype=np.int64)))
 
 
 def _stored_hashes(origins: Path) -> npt.NDArray[np.uint8]:
     """The hashes (N, 16) of the documents of a shard. Padding is none."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -149,14 +153,24 @@ def _stored_hashes(origins: Path) -> npt.NDArray[np.uint8]:
     except (OSError, ValueError) as error:
         hint = "restore the file from a copy, or prepare the data again with --force"
         raise DataError(f"cannot be read: {error}", where=str(origins), hint=hint) from error
-    hashes = b"".join(table.column("doc_hash").to_pylist())
-    array: npt.NDArray[np.uint8] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, 16)
+    column = table.column("doc_hash").cast(pa.binary(16)).combine_chunks()
+    array: npt.NDArray[np.uint8] = np.frombuffer(column.buffers()[1], np.uint8, 16 * len(column), 16 * column.offset).reshape(-1, 16)
     is_document: npt.NDArray[np.bool_] = table.column("record").to_numpy() > 0
     return array[is_document]
 
 
-def _stored_keys(origins: Path) -> npt.NDArray[np.uint64]:
-    return word_of(_stored_hashes(origins), 0)
+def _sorted_keys(storage: LocalStorage, *, folder: str, shard: ShardEntry) -> npt.NDArray[np.uint64]:
+    """The first 8 bytes of the hashes of a shard as ascending numbers, from its index; of a format without one, from all of its rows."""
+    if "idx" in shard.files:
+        return SideFile(storage, f"{folder}/{shard.name}.idx").read(0, shard.docs, dtype="<u8")
+    return np.sort(word_of(_stored_hashes(Path(storage.place, folder, f"{shard.name}.src.parquet")), 0))
+
+
+def _is_among(ascending: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which of `keys` are in `ascending`, which is not empty."""
+    places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
+    is_there: npt.NDArray[np.bool_] = ascending[places] == keys
+    return is_there
 
 
 def _telling(

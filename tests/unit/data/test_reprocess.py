@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from surefoot.data.prepare import prepare
 from surefoot.data.prepared import check_side_files
 from surefoot.data.reprocess import reprocess
 from surefoot.data.shards import TokenStore
+from tests.unit.data.test_frozen_formats import FORMAT_1
 from tests.unit.data.test_prepare import bytes_of, texts_in, write_texts
 
 TEXTS = [f"document {number} " + "with a ft_y mistake " * (number % 5) for number in range(60)]
@@ -107,8 +109,11 @@ def test_the_difference_is_listed(data: Path, tmp_path: Path) -> None:
 
 
 def test_documents_of_other_shards_and_held_out_ones_do_not_come_in(data: Path, tmp_path: Path) -> None:
-    """The whole corrected file may be given, though the shard holds a third of it."""
+    """The whole corrected file may be given, though the shard holds a third of it. The indexes of the others are enough to tell."""
     texts = texts_of_shard(data, number=1)
+    for origins in (data / "text").rglob("*.src.parquet"):
+        if origins.parent.name == "heldout" or origins.name != "00001.src.parquet":
+            origins.unlink()
     given = [text.replace("ft_y", "f") if text in texts else text for text in TEXTS]
     after = reprocess(data, shard="text/00001", inputs=[str(write_texts(tmp_path / "b.jsonl", given))])
     assert after.replaced[0].padded_tokens > 0
@@ -116,6 +121,16 @@ def test_documents_of_other_shards_and_held_out_ones_do_not_come_in(data: Path, 
     assert held_out
     assert not held_out & set(texts_of_shard(data, number=1))
     assert set(texts_of_shard(data, number=1)) - {""} <= {text.replace("ft_y", "f") for text in texts}
+
+
+def test_a_shard_of_a_format_without_indexes_is_made_anew(tmp_path: Path) -> None:
+    shutil.copytree(FORMAT_1, tmp_path / "format1")
+    before = load_manifest(tmp_path / "format1" / "data").split("text", "train").shards[0]
+    inputs = [str(tmp_path / "format1" / "docs.jsonl")]
+    after = reprocess(tmp_path / "format1" / "data", shard="text/00000", inputs=inputs, on_bad_record="skip")
+    change = after.replaced[0]
+    assert (change.documents_kept, change.documents_gone, change.documents_new) == (before.docs, 0, 0)
+    assert (change.padded_tokens, change.cut_documents) == (0, 0)
 
 
 def test_padding_is_one_document_without_text_of_no_file(data: Path, tmp_path: Path) -> None:
