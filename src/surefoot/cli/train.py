@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,12 +16,13 @@ import typer
 
 from surefoot.cli.console import say
 from surefoot.cli.resume_from import wish_for
-from surefoot.cli.trust import how_far_trusted
+from surefoot.cli.train_data import prepare_missing_data
+from surefoot.cli.train_lines import refuse_damaged, say_damage, say_end, say_over, say_start
 from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
-from surefoot.core.errors import EXIT_RETRY, CheckpointError, ConfigError, DataError, Preempted
+from surefoot.core.errors import ConfigError, Preempted
 from surefoot.core.events import Event
 from surefoot.core.identity import STAGES, SettingChange
 from surefoot.core.model_sizes import resolve_sizes
@@ -35,7 +34,7 @@ from surefoot.launch.process import heeded_signals
 from surefoot.launch.run_folder import compare_run_folder, record_run_folder
 from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
 from surefoot.observe.halts import refuse_halted
-from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
+from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import Counters, fold_counters, fold_lineage
 from surefoot.observe.live import LIVE_NAME, LiveRecord, write_live
 from surefoot.observe.opening import note_take_over, open_ledger
@@ -132,11 +131,11 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
     with _folder_of(run_dir), RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
         opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
         if opened.is_over:
-            _refuse_damaged(opened.entries, run_dir)
-            _say_over(opened.entries, run_dir, just_now=False)
+            refuse_damaged(opened.entries, run_dir)
+            say_over(opened.entries, run_dir, just_now=False)
             return 0
-        _say_damage(opened.entries)
-        _say_start(loaded.config, run_dir)
+        say_damage(opened.entries)
+        say_start(loaded.config, run_dir)
         agent = Agent(
             loaded.config,
             run_dir=run_dir,
@@ -152,7 +151,7 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
         )
         with logging_aside():
             exit_code = agent.run()
-    _say_end(exit_code, run_dir)
+    say_end(exit_code, run_dir)
     return exit_code
 
 
@@ -202,7 +201,7 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     counters = fold_counters(entries)
     with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
         _show_phase_data(run_dir, counters, clock)
-        vocab_size = _prepare_missing_data(config, has_begun=any(entry.event == Event.ATTEMPT_STARTED for entry in entries))
+        vocab_size = prepare_missing_data(config, has_begun=any(entry.event == Event.ATTEMPT_STARTED for entry in entries))
         keeper.check()
     if not config.model.factory:
         resolve_sizes(config.model, vocab_size)
@@ -283,55 +282,6 @@ def _is_over(entries: Sequence[LedgerEntry], config: RunConfig) -> bool:
     return fold_counters(entries).finished and newest is not None and newest.step >= config.train.num_steps
 
 
-def _prepare_missing_data(config: RunConfig, *, has_begun: bool) -> int:
-    """The vocabulary size of the prepared data, which is made first when the config says from what and it is not there.
-
-    A person's own folder is never overwritten; data that was made in another way than [data] says, or from other files, is refused. A run
-    that has begun on it is only told of other files: they may have changed since, and the run's identity is what was prepared.
-    """
-    path, sources = Path(config.data.path), config.data.sources
-    if not config.data.path:
-        raise ConfigError("no data", where="[data] path", hint="name a prepared folder, or one to make from [[data.sources]]")
-    from surefoot.data.manifest import MANIFEST_NAME, load_manifest
-
-    if (path / MANIFEST_NAME).exists():
-        if sources:
-            from surefoot.data.prepared import check_prepared
-
-            check_prepared(path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction, sources=sources)
-            _refuse_other_files(config, path, has_begun=has_begun)
-        return load_manifest(path).tokenizer.vocab_size
-    if not sources:
-        raise DataError(
-            "no prepared data here, and no [[data.sources]] to make it from",
-            where=str(path),
-            hint="`surefoot data prepare INPUT --out DIR` makes it",
-        )
-    from surefoot.data.prepare import prepare
-
-    manifest = prepare(
-        sources,
-        out=path,
-        tokenizer=config.data.tokenizer,
-        heldout_fraction=config.data.heldout_fraction,
-        progress=lambda progress: say(str(progress)),
-    )
-    return manifest.tokenizer.vocab_size
-
-
-def _refuse_other_files(config: RunConfig, path: Path, *, has_begun: bool) -> None:
-    from surefoot.data.inputs import changed_inputs
-    from surefoot.data.prepared import prepare_command
-
-    changed = changed_inputs(path, config.data.sources)
-    if changed is None:
-        return
-    command = prepare_command(config.data.sources, out=path, tokenizer=config.data.tokenizer, heldout_fraction=config.data.heldout_fraction)
-    if not has_begun:
-        raise DataError(changed, where="[[data.sources]] files", hint=f"name another [data] path, or prepare anew: `{command} --force`")
-    say(f"note: {changed}; the run goes on with what was prepared")
-
-
 def _refuse_other_shape(changes: Sequence[SettingChange], old: RunConfig, new: RunConfig, *, vocab_size: int) -> None:
     """A change of the model's shape can be accepted by nobody: no checkpoint of the run would fit."""
     if any(section == "model" for section, *_ in changes) and not old.model.factory and not new.model.factory:
@@ -342,80 +292,6 @@ def _refuse_other_shape(changes: Sequence[SettingChange], old: RunConfig, new: R
                 where="[model]",
                 hint="another [run] dir starts anew",
             )
-
-
-def _say_start(config: RunConfig, run_dir: Path) -> None:
-    shown, pid = _shown(run_dir), os.getpid()
-    say(f"run folder    {shown}, {config.parallel.num_ranks} ranks under agent pid {pid}")
-    if planned := promise(config.plan):
-        say(planned)
-    say("in a second terminal:")
-    say(f"  {_command()} status {shown}    where it stands")
-    say(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")
-    say(f"  kill {pid}                  or Ctrl-C here: saves and leaves with {EXIT_RETRY}; the same command goes on")
-    say("")
-
-
-def _refuse_damaged(entries: Sequence[LedgerEntry], run_dir: Path) -> None:
-    """A finished run whose last checkpoint was found damaged is not fine. Raises CheckpointError."""
-    lineage = fold_lineage(entries)
-    head, newest = lineage.head, lineage.newest()
-    if head is None or not head.damaged:
-        return
-    shown = _shown(run_dir)
-    way_on = f"; `surefoot train {shown}` goes on from {newest.id}" if newest is not None and not newest.damaged else ""
-    raise CheckpointError(
-        f"the run is finished, but the last look at its checkpoint {head.id} found damage",
-        where=shown,
-        hint=f"put a copy of it back; `surefoot checkpoint verify {shown}` looks again and remembers what it finds{way_on}",
-    )
-
-
-def _say_damage(entries: Sequence[LedgerEntry]) -> None:
-    lineage = fold_lineage(entries)
-    head, newest = lineage.head, lineage.newest()
-    if head is not None and newest is not None and head.damaged and newest.step < head.step:
-        say(f"note: the last look at {head.id} found damage; going on from {newest.id}, so its last steps are trained again")
-
-
-def _say_over(entries: Sequence[LedgerEntry], run_dir: Path, *, just_now: bool) -> None:
-    lineage = fold_lineage(entries)
-    last = lineage.head if just_now else lineage.newest()
-    if last is not None:
-        say(f"the run is finished: {last.step} steps, checkpoint {last.id}, state digest {last.state_digest}")
-        say(how_far_trusted(last, command=_command(), run=_shown(run_dir)))
-        if not just_now:
-            say(f"its bytes were not read again: `{_command()} checkpoint verify {_shown(run_dir)}` does")
-    _say_next(run_dir)
-
-
-def _say_end(exit_code: int, run_dir: Path) -> None:
-    if exit_code == 0:
-        entries = read_ledger(run_dir / LEDGER_NAME)
-        _refuse_damaged(entries, run_dir)
-        _say_over(entries, run_dir, just_now=True)
-    elif exit_code == EXIT_RETRY:
-        say(f"left with {EXIT_RETRY}: `{_command()} train {_shown(run_dir)}` goes on")
-
-
-def _say_next(run_dir: Path) -> None:
-    shown = _shown(run_dir)
-    say("what to do next:")
-    say(f"  {_command()} status {shown}                 where it stands")
-    say(f"  {_command()} checkpoint list {shown}        what was kept")
-    say(f"  {_command()} checkpoint verify {shown}      read every byte of the newest one again")
-    say(f"  {_command()} checkpoint prove {shown}       load it in clean processes")
-    say(f"  {_command()} ledger {shown} --verify        the history, checked line by line")
-
-
-def _command() -> str:
-    """How this program is called from here: by its name where the shell finds it, else by its path."""
-    return "surefoot" if shutil.which("surefoot") else _shown(Path(sys.argv[0]).absolute())
-
-
-def _shown(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return relative if not relative.startswith("../..") else str(path)
 
 
 @contextmanager
