@@ -8,13 +8,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.core.errors import DataError
+from surefoot.core.errors import CUT_SHORT, DataError
 from surefoot.data.storage import ByteRange, Storage
 
 SUM_BYTES: Final = 8
 LONGEST_RUN: Final = 64  # 1 MiB of tokens: what one read of a long span holds beside its result
 _KEPT_AT_ONCE: Final = 8192  # checksums, 64 KiB: a first touch costs one read of the device, whether of 8 bytes or of this
-REPLACED: Final = "the shard was cut short or replaced: restore it, or prepare the data again with --force"
 
 I64Array = npt.NDArray[np.int64]
 
@@ -50,7 +49,7 @@ class BlockSums:
         name = self._names[shard]
         words = self._storage.again(ByteRange(name, first_block * SUM_BYTES, num_blocks * SUM_BYTES))
         if len(words) != num_blocks * SUM_BYTES:
-            raise DataError("the checksum file is cut short", where=f"{self._storage.place}/{name}", hint=REPLACED)
+            raise DataError("the checksum file is cut short", where=f"{self._storage.place}/{name}", kind=CUT_SHORT, file=name)
         array = np.frombuffer(words, dtype="<u8")
         if self._keep:
             first = int(self._firsts[shard]) + first_block

@@ -1,29 +1,26 @@
-"""Blocks of a shard that stay wrong when they are fetched again: what is written down about one."""
+"""Shards that storage does not give back as they were written: what is said about one, and that a run can do without it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import PurePosixPath
 
-from surefoot.core.errors import DataError
-
-QUARANTINE_NAME: Final = "quarantine.jsonl"
-DAMAGED_BLOCK: Final = "damaged-block"
-_FIELDS: Final = ("source", "split", "shard", "block", "offset", "got", "wanted", "sample")
+from surefoot.core.errors import SHARD_LOSSES, DataError
 
 
-def is_damaged_block(error: BaseException) -> bool:
-    """Whether `error` says that stored tokens differ from their checksum."""
-    return isinstance(error, DataError) and error.values.get("kind") == DAMAGED_BLOCK
+def shard_error(what: str, *, kind: str, file: str, where: str, **values: object) -> DataError:
+    """The error to raise for a shard of which `file`, SOURCE/SPLIT/SHARD.ENDING, is damaged, cut short or gone; `kind` is one of
+    `SHARD_LOSSES`. Its value `shard` is SOURCE/SHARD, as `surefoot data block --shard` takes it."""
+    source, split = PurePosixPath(file).parts[:2]
+    shard = f"{source}/{PurePosixPath(file).stem}"
+    way_on = f", or leave it out with `surefoot data block RUN --shard {shard}`" if split == "train" else ""
+    hint = f"restore the shard from a copy{way_on}"
+    return DataError(what, where=where, hint=hint, **{**values, "kind": kind, "source": source, "split": split, "shard": shard})
 
 
-def quarantine_record(error: DataError, *, time_utc: str, rank: int, step: int | None = None) -> dict[str, Any]:
-    """One line of `quarantine.jsonl`, and the fields of `shard.quarantined`, for a damaged block.
-
-    `shard` is "source/shard" as `surefoot data block --shard` takes it, `offset` counts bytes of its `.tok`, `got` and `wanted` are the
-    xxh3_64 of the block, `sample` is the global sample that needed it (None when it was read for something else).
-    """
-    if not is_damaged_block(error):
-        raise ValueError(f"no damaged block: {error}")
-    values: Mapping[str, Any] = error.values
-    return {"time_utc": time_utc, "rank": rank, "step": step, "path": error.where, **{name: values[name] for name in _FIELDS}}
+def with_shard(error: DataError) -> DataError:
+    """`error` as `shard_error` says it where a storage tells of a file of a shard; others as they are."""
+    values = dict(error.values)
+    kind, file = values.pop("kind", None), values.pop("file", None)
+    if kind not in SHARD_LOSSES or not isinstance(file, str) or "shard" in values:
+        return error
+    return shard_error(error.what, kind=str(kind), file=file, where=error.where, **values)

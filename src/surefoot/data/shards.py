@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest as _digest
 
-from surefoot.core.errors import DataError
-from surefoot.data.block_sums import LONGEST_RUN, REPLACED, SUM_BYTES, BlockSums
+from surefoot.core.errors import CUT_SHORT, DAMAGED, DAMAGED_HEADER, DataError
+from surefoot.data.block_sums import LONGEST_RUN, SUM_BYTES, BlockSums
 from surefoot.data.manifest import Manifest, Split, load_manifest
-from surefoot.data.quarantine import DAMAGED_BLOCK
+from surefoot.data.quarantine import shard_error, with_shard
 from surefoot.data.storage import ByteRange, LocalStorage, Storage, open_storage
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,10 @@ class TokenStore:
             if time.monotonic() > give_up_s:
                 logger.warning("%d of %d shards were looked at in %g s: the rest when they are read", first, len(needed), limit_s)
                 return first
-            self._check_sizes(needed[first : first + _NUM_CHECKED_AT_ONCE])
+            try:
+                self._check_sizes(needed[first : first + _NUM_CHECKED_AT_ONCE])
+            except DataError as error:
+                raise with_shard(error) from error
         return len(needed)
 
     def read(self, start: int, count: int, *, sample: int | None = None) -> npt.NDArray[Any]:
@@ -142,7 +145,10 @@ class TokenStore:
             raise ValueError(f"tokens {starts[wrong]}..{starts[wrong] + counts[wrong]} outside a stream of {self.num_tokens}")
         out = np.empty(int(counts.sum()), dtype=self._dtype)
         if out.size:
-            self._fill(out.data.cast("B"), self._cut(starts, counts), samples)
+            try:
+                self._fill(out.data.cast("B"), self._cut(starts, counts), samples)
+            except DataError as error:
+                raise with_shard(error) from error
         return out
 
     def document_starts(self, start: int, count: int) -> I64Array:
@@ -213,16 +219,12 @@ class TokenStore:
 
     def _mismatch(self, number: int, block: int, *, got: int, wanted: int, sample: int | None) -> DataError:
         offset = HEADER_BYTES + block * BLOCK_BYTES
-        shard = f"{self.source}/{self.entry.shards[number].name}"
         of_sample = "" if sample is None else f", needed for sample {sample}"
-        return DataError(
+        return shard_error(
             f"block {block} at byte {offset} has checksum {got:016x}, written was {wanted:016x}{of_sample}; fetching it again did not help",
+            kind=DAMAGED,
+            file=self._tok_names[number],
             where=self._where(number),
-            hint=f"the stored bytes changed: restore the shard from a copy, or leave it out with `surefoot data block RUN --shard {shard}`",
-            kind=DAMAGED_BLOCK,
-            source=self.source,
-            split=self.split,
-            shard=shard,
             block=block,
             offset=offset,
             got=f"{got:016x}",
@@ -243,12 +245,13 @@ class TokenStore:
             return
         fresh = np.unique(unchecked).tolist()
         self._check_sizes(fresh)
-        headers = self._storage.ranges([ByteRange(self._tok_names[number], 0, HEADER_BYTES) for number in fresh])
-        for number, header in zip(fresh, headers, strict=True):
+        wanted = [ByteRange(self._tok_names[number], 0, HEADER_BYTES) for number in fresh]
+        for number, one, header in zip(fresh, wanted, self._storage.ranges(wanted), strict=True):
             entry = self.entry.shards[number]
-            if header != pack_header(token_bytes=self._dtype.itemsize, num_tokens=entry.tokens, num_docs=entry.docs):
-                hint = "restore the shard, or prepare the data again with --force"
-                raise DataError("the header is not that of the manifest", where=self._where(number), hint=hint)
+            right = pack_header(token_bytes=self._dtype.itemsize, num_tokens=entry.tokens, num_docs=entry.docs)
+            if header != right and self._storage.again(one) != right:
+                what = "the header is not that of the manifest"
+                raise shard_error(what, kind=DAMAGED_HEADER, file=one.name, where=self._where(number))
             self._is_checked[number] = True
 
     def _check_sizes(self, shards: Iterable[int]) -> None:
@@ -260,9 +263,8 @@ class TokenStore:
                 ("size of the checksum file", got_sum, self._sums.num_bytes(number)),
             ):
                 if got != want:
-                    raise DataError(
-                        f"{what} is {got}, the manifest says {want}", where=self._where(number), hint=REPLACED, got=got, wanted=want
-                    )
+                    message, file = f"{what} is {got}, the manifest says {want}", self._tok_names[number]
+                    raise shard_error(message, kind=CUT_SHORT, file=file, where=self._where(number), got=got, wanted=want)
 
     def _where(self, number: int) -> str:
         return f"{self._storage.place}/{self._tok_names[number]}"

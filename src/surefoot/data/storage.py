@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from surefoot.core.errors import DataError
+from surefoot.core.errors import MISSING, UNREADABLE, DataError
 
 _MAX_OPEN_FILES: Final = 256  # a store of 30 TB has 28,000 shards of two files each; a shell allows 1,024 open ones
 _DIRECT_ALIGNMENT: Final = 4096
@@ -172,7 +172,8 @@ class LocalStorage:
                 f"reading {wanted.num_bytes} bytes at {wanted.offset} failed twice: {error.strerror}",
                 where=str(self._folder / wanted.name),
                 hint=hint,
-                kind="unreadable",
+                kind=UNREADABLE,
+                file=wanted.name,
             ) from error
 
     def close(self) -> None:
@@ -214,8 +215,8 @@ class LocalStorage:
 
     def _cannot(self, what: str, name: str, error: OSError) -> DataError:
         where = str(self._folder / name)
-        return DataError(f"cannot {what} {Path(name).name}: {error.strerror}", where=where, hint=_RESTORE, kind=_kind(error))
+        return DataError(f"cannot {what} {Path(name).name}: {error.strerror}", where=where, hint=_RESTORE, kind=_kind(error), file=name)
 
 
 def _kind(error: OSError) -> str:
-    return "missing" if isinstance(error, FileNotFoundError | NotADirectoryError) else "unreadable"
+    return MISSING if isinstance(error, FileNotFoundError | NotADirectoryError) else UNREADABLE

@@ -18,7 +18,7 @@ from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 logger = logging.getLogger(__name__)
 
 _WAIT_STEP_S: Final = 0.01
-_TOLD_APART: Final = ("shard", "kind", "block")
+_TOLD_APART: Final = ("shard", "split", "kind", "block")
 
 
 def note_lost_shard(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from surefoot.core.errors import DataError
-from surefoot.data.manifest import load_manifest
-from surefoot.data.quarantine import is_damaged_block, quarantine_record
+from surefoot.core.errors import DataError, lost_shard
+from surefoot.data.manifest import Split, load_manifest
 from surefoot.data.shards import BLOCK_BYTES, HEADER_BYTES, TokenStore
 from surefoot.data.storage import ByteRange, LocalStorage, Storage
 from tests.stores import open_store, write_store
@@ -114,12 +115,9 @@ def test_a_bit_that_flips_after_a_first_read_is_seen_at_the_next(tmp_path: Path)
     flip(tmp_path / TOK, HEADER_BYTES + 40)
     assert np.array_equal(store.read(60, 100), stream[60:160])
     store.close()
-    record = quarantine_record(caught.value, time_utc="2026-01-01T00:00:00.000Z", rank=1, step=7)
-    assert record == {
-        "time_utc": "2026-01-01T00:00:00.000Z",
-        "rank": 1,
-        "step": 7,
-        "path": str(tmp_path / TOK),
+    assert (lost_shard(caught.value), caught.value.where) == ("text/00000", str(tmp_path / TOK))
+    assert caught.value.values == {
+        "kind": "damaged-block",
         "source": "text",
         "split": "train",
         "shard": "text/00000",
@@ -131,16 +129,78 @@ def test_a_bit_that_flips_after_a_first_read_is_seen_at_the_next(tmp_path: Path)
     }
 
 
-def test_other_errors_are_no_damaged_block(tmp_path: Path) -> None:
+class FailingDisk(LocalStorage):
+    """A folder whose disk gives an error for whatever stands behind a header, each time."""
+
+    def ranges(self, wanted: Sequence[ByteRange]) -> Iterator[memoryview]:
+        for one, data in zip(wanted, super().ranges(wanted), strict=True):
+            yield data[:-1] if one.offset else data
+
+    def _read_direct(self, wanted: ByteRange) -> bytes | None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def lose(tok: Path, kind: str) -> None:
+    if kind == "missing":
+        tok.unlink()
+    elif kind == "cut-short":
+        os.truncate(tok, tok.stat().st_size - 2)
+    elif kind == "damaged-header":
+        flip(tok, 3)
+
+
+@pytest.mark.parametrize("kind", ["missing", "cut-short", "damaged-header", "unreadable"])
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_shard_that_is_lost_in_any_way_is_named_with_the_way_on(tmp_path: Path, kind: str, split: Split) -> None:
+    """Only of what is trained on a run can do without some."""
+    stream = write_store(tmp_path)
+    (tmp_path / "text" / "heldout").mkdir(exist_ok=True)
+    for path in (tmp_path / "text" / "train").iterdir():
+        shutil.copy(path, tmp_path / "text" / "heldout")
+    lose(tmp_path / "text" / split / "00000.tok", kind)
+    manifest = load_manifest(tmp_path)
+    source = manifest.sources["text"]
+    both = replace(source, splits={**source.splits, "heldout": source.splits["train"]})
+    manifest = replace(manifest, sources={"text": both})
+    storage = FailingDisk(tmp_path) if kind == "unreadable" else LocalStorage(tmp_path)
+    store = TokenStore(tmp_path, source="text", split=split, manifest=manifest, storage=storage)
+    with pytest.raises(DataError) as caught:
+        store.read(0, len(stream))
+    storage.close()
+    error = caught.value
+    assert (lost_shard(error), error.values["kind"], error.values["split"]) == ("text/00000", kind, split)
+    assert error.where.startswith(str(tmp_path / "text" / split / "00000."))
+    assert ("surefoot data block RUN --shard text/00000" in error.hint) == (split == "train")
+
+
+@pytest.mark.parametrize("kind", ["missing", "cut-short"])
+def test_so_is_one_that_is_met_before_the_first_read(tmp_path: Path, kind: str) -> None:
     write_store(tmp_path)
-    (tmp_path / TOK).unlink()
+    lose(tmp_path / TOK, kind)
     store = open_store(tmp_path)
-    with pytest.raises(DataError, match=r"cannot open 00000\.tok") as caught:
-        store.read(0, 1)
+    with pytest.raises(DataError, match="data block RUN --shard text/00000") as caught:
+        store.check_files()
     store.close()
-    assert not is_damaged_block(caught.value)
-    with pytest.raises(ValueError, match="no damaged block"):
-        quarantine_record(caught.value, time_utc="", rank=0)
+    assert (lost_shard(caught.value), caught.value.values["kind"]) == ("text/00000", kind)
+
+
+def test_a_header_that_is_wrong_once_is_fetched_again(tmp_path: Path) -> None:
+    class WrongOnce(LocalStorage):
+        def ranges(self, wanted: Sequence[ByteRange]) -> Iterator[memoryview]:
+            for one, data in zip(wanted, super().ranges(wanted), strict=True):
+                yield data[:0] if one.num_bytes == HEADER_BYTES else data
+
+    stream = write_store(tmp_path)
+    storage = WrongOnce(tmp_path)
+    assert np.array_equal(store_over(tmp_path, storage).read(0, 10), stream[:10])
+    storage.close()
+
+
+def test_another_error_of_the_data_is_of_no_shard() -> None:
+    assert lost_shard(DataError("nothing there", kind="missing")) == ""
+    assert lost_shard(DataError("no answer", kind="unreachable", shard="text/00000")) == ""
+    assert lost_shard(OSError("no answer")) == ""
+    assert lost_shard(None) == ""
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 30_000, 1 << 30])
