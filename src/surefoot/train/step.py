@@ -29,7 +29,6 @@ from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import set_learning_rate
 from surefoot.train.schedule import learning_rate
 
-
 progress = logging.getLogger("surefoot.progress")
 
 
