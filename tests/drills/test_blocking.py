@@ -1,4 +1,5 @@
-"""`data block` on a run that trains on two ranks under its agent, one of which is killed right after: by the public commands."""
+"""`data block` by the public commands: on a run that trains on two ranks under its agent, one of which is killed right after; and as the
+way out for a run that has lost shards."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.cli.main import run
+from surefoot.config import load_config
 from surefoot.core.records import LedgerEntry
+from surefoot.core.sections import SourceSection
+from surefoot.data.manifest import load_manifest
+from surefoot.data.prepare import prepare
+from surefoot.data.recipe import run_order
+from surefoot.data.shards import HEADER_BYTES
 from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.ledger import manifest_positions, read_ledger, verify_ledger
 from surefoot.observe.live import read_live
@@ -53,16 +61,25 @@ status_interval_s = 0.1
 threads_per_rank = 1
 restart_wait_s = 0.1
 """
+ONE_RANK = (
+    ("num_steps = 100000", "num_steps = 40"),
+    ("dp_replicate = 2", "dp_replicate = 1"),
+    ("interval_steps = 50", "interval_steps = 4"),
+)
 _LIMIT_S = 60.0  # against a hang
+
+
+def write_texts(folder: Path) -> None:
+    folder.mkdir()
+    for index in range(30):
+        (folder / f"{index:02d}.txt").write_text(f"document {index}: " + "how vexingly quick daft zebras jump. " * 5)
 
 
 class Job:
     def __init__(self, folder: Path) -> None:
         self.dir = folder / "run"
         (folder / "run.toml").write_text(CONFIG)
-        (folder / "text").mkdir()
-        for index in range(30):
-            (folder / "text" / f"{index:02d}.txt").write_text(f"document {index}: " + "how vexingly quick daft zebras jump. " * 5)
+        write_texts(folder / "text")
         command = [sys.executable, "-m", "surefoot.cli.main", "train", "run.toml"]
         self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -116,3 +133,51 @@ def test_a_live_run_leaves_out_what_it_is_asked_to_and_so_does_its_next_generati
     (jump,) = [step for step in steps[1:] if rows[step]["next_sample"] - rows[step - 1]["next_sample"] != 4]
     since = fold_blocks(read_ledger(job.dir / "ledger.jsonl")).blocks[1].effective_sample
     assert (rows[jump - 1]["next_sample"], rows[jump]["next_sample"]) == (since, end + 4)
+
+
+def train(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "surefoot.cli.main", "train", "run.toml"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+
+
+def shards_by_first_sample(folder: Path) -> list[str]:
+    """Names of the shards, in the order in which the run comes to them."""
+    config = load_config(folder / "run.toml").config
+    manifest = load_manifest(config.data.path)
+    order, start, firsts = run_order(manifest, config), 0, {}
+    for shard in manifest.split("text", "train").shards:
+        firsts[shard.name] = int(order.holding("text", start, start + shard.tokens, first=0, until=10_000)[0])
+        start += shard.tokens
+    return sorted(firsts, key=lambda name: firsts[name])
+
+
+@pytest.mark.timeout(200)
+def test_a_run_that_has_lost_shards_names_each_once_and_goes_on_without_it(tmp_path: Path) -> None:
+    """One is gone from the start; in another one, which comes last, a bit is wrong. Checkpoints lie between the two."""
+    config = CONFIG
+    for old, new in ONE_RANK:
+        config = config.replace(old, new)
+    (tmp_path / "run.toml").write_text(config)
+    write_texts(tmp_path / "text")
+    source = SourceSection(name="text", files=(str(tmp_path / "text"),))
+    prepare([source], out=tmp_path / "prepared", tokenizer="bytes", heldout_fraction=0.01, workers=1, shard_bytes=200)
+    gone, *_, damaged = shards_by_first_sample(tmp_path)
+    shards, ledger = tmp_path / "prepared" / "text" / "train", tmp_path / "run" / "ledger.jsonl"
+    (shards / f"{gone}.tok").unlink()
+    with (shards / f"{damaged}.tok").open("r+b") as file:
+        file.seek(HEADER_BYTES + 6)
+        file.write(b"\xff")
+    for shard in (gone, damaged):
+        ended = train(tmp_path)
+        assert ended.returncode == 4, ended.stderr
+        assert f"surefoot data block RUN --shard text/{shard}" in ended.stderr
+        assert run(["data", "block", str(tmp_path / "run"), "--shard", f"text/{shard}", "--reason", "lost"]) == 0
+    assert any(entry.event == "checkpoint.committed" for entry in read_ledger(ledger))
+    ended = train(tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    entries = read_ledger(ledger)
+    lost = [(entry.fields["shard"], entry.fields["kind"]) for entry in entries if entry.event == "shard.quarantined"]
+    assert lost == [(f"text/{gone}", "missing"), (f"text/{damaged}", "damaged-block")]
+    assert [block.name for block in fold_blocks(entries).blocks] == [f"text/{gone}", f"text/{damaged}"]
+    assert any(entry.event == "run.finished" for entry in entries)
+    assert not any(entry.event in ("block.refused", "replay.differed") for entry in entries)
