@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surefoot.cli.main import run
 from surefoot.core.blocking import Block, TokenSpan
 from surefoot.core.records import StepReport
 from surefoot.core.sections import (
@@ -73,6 +74,11 @@ def train(*, rank: int, world_size: int, config: RunConfig, wishes: tuple[Block,
     return reports
 
 
+def run_on(*, rank: int, world_size: int, config: RunConfig) -> None:
+    for _ in training_steps(config):
+        pass
+
+
 def masked(data: Path, first: int, end: int, *, effective_sample: int = 0) -> Block:
     manifest = load_manifest(data)
     spans = (TokenSpan("text", first, end),)
@@ -115,3 +121,19 @@ def test_batches_without_a_live_token_change_no_bit(layout: str, sums: str, run_
     assert final_digest(tmp_path / "9") == final_digest(tmp_path / "3")
     rules = [entry.rule for entry in read_ledger(tmp_path / "9" / "ledger.jsonl") if entry.event == "update.skipped"]
     assert rules == ["no_live_tokens"] * 6
+
+
+def test_a_run_whose_shard_is_gone_names_it_and_goes_on_without_it(run_ranks: RunRanks, tmp_path: Path) -> None:
+    data = prepare_documents(tmp_path, sentence="pack my box with five dozen liquor jugs. ", shard_bytes=1000)
+    config = config_of(data, tmp_path / "run", layout="alone", sums="float", num_steps=6)
+    (data / "text" / "train" / "00003.tok").unlink()
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="data block RUN --shard text/00003"):
+            run_ranks(run_on, 1, init=False, config=config)
+    assert run(["data", "block", str(tmp_path / "run"), "--shard", "text/00003", "--reason", "it is gone"]) == 0
+    run_ranks(run_on, 1, init=False, config=config)
+    entries = read_ledger(tmp_path / "run" / "ledger.jsonl")
+    (lost,) = [entry for entry in entries if entry.event == "shard.quarantined"]
+    assert (lost.fields["shard"], lost.fields["kind"]) == ("text/00003", "missing")
+    assert taken(tmp_path / "run")[0][:2] == ("text/00003", 0)
+    assert entries[-1].event == "run.finished"
