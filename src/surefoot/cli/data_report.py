@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from surefoot.cli.console import say
-from surefoot.cli.data_report_page import NUM_SHOWN, lines
+from surefoot.cli.data_report_page import lines
 from surefoot.core.errors import ConfigError
 from surefoot.core.strict_json import dumps
 
@@ -43,7 +43,7 @@ def report(
       surefoot data report data/mine --html report.html --json
       surefoot data report runs/quickstart --window 120
     """
-    from surefoot.cli.run_data import open_run_data
+    from surefoot.cli.run_data import is_prepared, open_run_data
     from surefoot.data.quality.page import write_page
     from surefoot.data.quality.report import report as report_on
     from surefoot.data.quality.rules_file import rule_set
@@ -67,13 +67,6 @@ def report(
         say(line)
 
 
-def is_prepared(path: Path) -> bool:
-    """Whether `path` is prepared data itself, and no run."""
-    from surefoot.data.manifest import MANIFEST_NAME
-
-    return (path / MANIFEST_NAME).is_file()
-
-
 def rules_off(config: RunConfig | None, *, rules: RuleSet) -> Mapping[str, Collection[str]]:
     """By source. Raises ConfigError for a rule that is not there."""
     off = {source.name: source.rules_off for source in config.data.sources} if config else {}
@@ -95,7 +88,9 @@ def window_of(
     run.steps.of_step(step)  # names the steps that there are, before anything is read
     samples = np.concatenate([run.steps.of_step(number).samples for number in range(first_step, step + 1)])
     usual = baselines(shelf, seq_len=run.order.seq_len_at(int(samples[-1])), rules=rules, off=off, limit=limit)
-    return {"step": step, "first_step": first_step, **window_report(shelf, run.order, samples, rules=rules, off=off, usual=usual)}
+    blocks = run.blocklist.blocks
+    window = window_report(shelf, run.order, samples, rules=rules, off=off, usual=usual, blocks=blocks)
+    return {"step": step, "first_step": first_step, **window}
 
 
 def _of_run(run: RunData) -> Answer:
@@ -103,11 +98,12 @@ def _of_run(run: RunData) -> Answer:
     from surefoot.data.quality.steering import blocks_report, mix_report
 
     step, next_sample = run.steps.newest
-    blocks = run.blocklist
+    blocks, order = run.blocklist.blocks, run.order
+    ahead = look_ahead_report(run.run_dir, order, next_sample=next_sample, end_sample=run.steps.end_sample, blocks=blocks)
     return {
         "run": run.config.run.name,
         "step": step,
-        "mix": mix_report(run.order, next_sample=next_sample),
-        "blocks": blocks_report(blocks.blocks, manifest=run.manifest, num_open=len(blocks.open)),
-        "look_ahead": look_ahead_report(run.run_dir, newest=NUM_SHOWN),
+        "mix": mix_report(order, next_sample=next_sample),
+        "blocks": blocks_report(blocks, order=order, manifest=run.manifest, num_open=len(run.blocklist.open)),
+        "look_ahead": ahead,
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from surefoot.core.units import show_bytes, show_count
+from surefoot.data.quality.page import blocked_words
 
 Answer = Mapping[str, Any]
 
@@ -29,8 +30,10 @@ def lines(answer: Answer) -> Iterator[str]:
     ahead = answer.get("look_ahead", {"missed_samples": 0, "findings": ()})
     if ahead["missed_samples"]:
         yield f"look-ahead {ahead['missed_samples']:,} samples were not looked at: the run was there first"
-    for finding in ahead["findings"]:
+    for finding in ahead["findings"][:NUM_SHOWN]:
         yield f"to come    step {finding['step']}: {finding['rule']} {finding['score']:.4g} in {finding['file']} {finding['hash'][:12]}"
+    if more := len(ahead["findings"][NUM_SHOWN:]):
+        yield f"           and {more} more: --json or --html has them"
     if window := answer.get("window"):
         yield from _window_lines(window)
 
@@ -52,9 +55,13 @@ def _source_lines(name: str, source: Answer) -> Iterator[str]:
     broken = checks["documents_with_replacement_characters"]
     yield f"  tokens     {outside} outside the vocabulary, {open_ended} documents without EOS, {broken} with U+FFFD"
     yield f"  rules      would drop {drop['share_of_documents']:.3%} of documents, {drop['share_of_tokens']:.3%} of tokens"
-    for rule, hits in list(source["rules"].items())[:NUM_SHOWN]:
+    drops = [rule for rule, hits in source["rules"].items() if hits["action"] == "drop"]
+    flags = [rule for rule in source["rules"] if rule not in drops]
+    for rule in [*drops, *flags[:NUM_SHOWN]]:
+        hits = source["rules"][rule]
         worst = hits["examples"][0]
-        yield f"    {rule:<26} {hits['action']:<5} {hits['share']:>8.3%}  furthest {worst['score']:.4g} in {worst['file']}"
+        where = f"{worst['file']}:{worst['record']} {worst['hash'][:12]}"
+        yield f"    {rule:<26} {hits['action']:<5} {hits['share']:>8.3%}  furthest {worst['score']:.4g} in {where}"
     for far in source["stretches"]["far_out"][:NUM_SHOWN]:
         shares = f"in {far['share']:.1%}, elsewhere {far['share_elsewhere']:.1%} (z {far['z']:.1f})"
         yield f"    unlike the rest: {source['stretches']['kind']} {far['stretch']} breaks {far['rule']} {shares}"
@@ -83,5 +90,7 @@ def _window_lines(window: Answer) -> Iterator[str]:
     yield "  documents that stand out:"
     for one in window["documents"][:NUM_SHOWN]:
         if one["reasons"]:
-            yield f"    {one['score']:>5.1f}  {one['hash'][:12]} {one['file']}:{one['record']} at {one['offset']}: {one['reasons'][0]}"
+            where = f"{one['hash'][:12]} {one['file']}:{one['record']} at {one['offset']}"
+            blocked = blocked_words(one)
+            yield f"    {one['score']:>5.1f}  {where}{f' ({blocked})' if blocked else ''}: {one['reasons'][0]}"
             yield f"           {one['passage']}"

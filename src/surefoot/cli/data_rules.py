@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +17,14 @@ from surefoot.core.strict_json import dumps
 if TYPE_CHECKING:
     from surefoot.cli.run_data import RunData
     from surefoot.data.provenance import StoredDocument
-    from surefoot.data.quality.propose import Proposal
+    from surefoot.data.quality.propose import Measured, Proposal
     from surefoot.data.quality.siblings import Sibling
     from surefoot.data.quality.stored import Shelf
 
 SCHEMA_VERSION: Final = 1
 _NUM_SHOWN: Final = 10
+_MAX_SIBLINGS: Final = 100
+_MAX_BELOW: Final = 100
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -92,11 +95,9 @@ def propose(
       surefoot data rules propose runs/mine
       surefoot data rules propose data/mine --document 3f2a9c01d4 --out rules.toml --json
     """
-    from surefoot.cli.data_report import is_prepared
-    from surefoot.cli.run_data import open_run_data
+    from surefoot.cli.run_data import is_prepared, open_run_data
     from surefoot.data.quality.propose import propose as propose_rules
     from surefoot.data.quality.rules_file import write_rules
-    from surefoot.data.quality.siblings import siblings
     from surefoot.data.quality.stored import Shelf
 
     if out.exists():
@@ -104,8 +105,9 @@ def propose(
     run = None if is_prepared(path) else open_run_data(path, data=data)
     with Shelf(run.path if run else path, manifest=run.manifest if run else None) as shelf:
         given = _given(shelf, run, ids=document or [], where=str(path))
-        found = siblings(shelf, _signatures_of(shelf, given), min_similarity=min_similarity, without=[one.hash for one in given])
+        found, below = _siblings(shelf, given, min_similarity=min_similarity)
         left_out = {one.hash for one in given} | {sibling.document.hash for sibling in found}
+        num_documents = sum(shelf.num_documents(source) for source in shelf.manifest.sources)
         proposals = propose_rules(
             [shelf.read(one).text for one in given],
             siblings=[shelf.read(sibling.document).text for sibling in found],
@@ -117,10 +119,12 @@ def propose(
         about = [f"proposed from {', '.join(one.hash[:12] for one in given)}", "`surefoot data rules accept FILE` makes them hold"]
         write_rules(out, [one.as_filed() for one in proposed], about=about)
     if json_output:
-        say(dumps(_answer(given, found, proposals, out=str(out) if proposed else None)))
+        say(dumps(_answer(given, found, below, proposals, out=str(out) if proposed else None)))
         return
-    for line in _lines(given, found, proposals, out=str(out) if proposed else None):
+    for line in (*_sibling_lines(given, found, below), *_rule_lines(proposals, num_documents=num_documents)):
         say(line)
+    accepting = f"written   {out}; `surefoot data rules accept {out}` makes them hold"
+    say(accepting if proposed else "no rule is proposed: none tells these documents from clean ones")
 
 
 @app.command()
@@ -130,7 +134,7 @@ def accept(
     by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who accepts; the user where nothing is said.")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Make the rules of a file hold: for `data prepare --rules`, for the look-ahead, for the report.
+    """Make the rules of a file hold: for `data prepare --rules`, for the look-ahead, for the report. The catalogue holds beside them.
 
     Examples: surefoot data rules accept rules.toml | surefoot data rules accept rules.toml --rule phrases-of-blocked --by ada
     """
@@ -142,12 +146,17 @@ def accept(
     filed = accept_rules(read_rules(file), ids=rule or (), by=by or user_name(), utc=utc, where=str(file))
     write_rules(file, filed)
     ids = [one.rule.id for one in filed if one.accepted]
-    say(dumps({"schema_version": SCHEMA_VERSION, "file": str(file), "accepted": ids}) if json_output else f"accepted: {', '.join(ids)}")
+    if json_output:
+        say(dumps({"schema_version": SCHEMA_VERSION, "file": str(file), "accepted": ids}))
+        return
+    say(f"accepted: {', '.join(ids)}")
+    say(f"`surefoot data prepare ... --rules {file}` leaves out what breaks them, or a rule of the catalogue that drops")
 
 
 def _given(shelf: Shelf, run: RunData | None, *, ids: Sequence[str], where: str) -> list[StoredDocument]:
     """One place of each of `ids`, or of the documents that the run has blocked or was asked to."""
     from surefoot.cli.run_data import found_in
+    from surefoot.data.quality.stored import is_padding
 
     if not ids and run is not None:
         asked = [str(wish.block.get("name", "")) for wish in run.blocklist.open if wish.block.get("kind") == "document"]
@@ -157,13 +166,28 @@ def _given(shelf: Shelf, run: RunData | None, *, ids: Sequence[str], where: str)
         raise ConfigError(
             what, where=where, hint="--document ID names a bad one; `surefoot data locate` and `data report --window` find it"
         )
-    return [(found_in(run, shelf.provenance, name) if run is not None else shelf.provenance.find(name))[0] for name in dict.fromkeys(ids)]
+    given = [(found_in(run, shelf.provenance, name) if run is not None else shelf.provenance.find(name))[0] for name in dict.fromkeys(ids)]
+    if padding := next((one for one in given if is_padding(one)), None):
+        what = f"{padding.id} is what fills shard {padding.source}/{padding.shard} up, and no document"
+        raise ConfigError(what, where="--document", hint="`surefoot data locate` and `data report --window` name documents")
+    return given
 
 
-def _signatures_of(shelf: Shelf, documents: Sequence[StoredDocument]) -> Any:
+def _siblings(shelf: Shelf, given: Sequence[StoredDocument], *, min_similarity: float) -> tuple[list[Sibling], list[Sibling]]:
+    """(at least so much like one of `given`, a little like it), those nearest first."""
     from surefoot.data.quality.minhash import signatures
+    from surefoot.data.quality.siblings import LEAST_SIMILARITY, siblings
 
-    return signatures([shelf.tokens(one.span) for one in documents])
+    wanted = signatures([shelf.tokens(one.span) for one in given])
+    near = siblings(
+        shelf,
+        wanted,
+        min_similarity=min(min_similarity, LEAST_SIMILARITY),
+        limit=_MAX_SIBLINGS + _MAX_BELOW,
+        without=[one.hash for one in given],
+    )
+    found = [one for one in near if one.similarity >= min_similarity][:_MAX_SIBLINGS]
+    return found, [one for one in near if one.similarity < min_similarity]
 
 
 def _clean_texts(shelf: Shelf, *, limit: int, part: int, without: set[str]) -> Iterator[str]:
@@ -177,7 +201,7 @@ def _clean_texts(shelf: Shelf, *, limit: int, part: int, without: set[str]) -> I
 
 
 def _answer(
-    given: Sequence[StoredDocument], found: Sequence[Sibling], proposals: Sequence[Proposal], *, out: str | None
+    given: Sequence[StoredDocument], found: Sequence[Sibling], below: Sequence[Sibling], proposals: Sequence[Proposal], *, out: str | None
 ) -> Mapping[str, Any]:
     from surefoot.data.quality.stored import told
 
@@ -185,6 +209,7 @@ def _answer(
         "schema_version": SCHEMA_VERSION,
         "given": [told(one) for one in given],
         "siblings": [{**told(sibling.document), "similarity": sibling.similarity} for sibling in found],
+        "below": [{**told(sibling.document), "similarity": sibling.similarity} for sibling in below],
         "proposals": [_told_proposal(one) for one in proposals if not one.refused],
         "refused": [{**_told_proposal(one), "why": one.refused} for one in proposals if one.refused],
         "file": out,
@@ -200,22 +225,42 @@ def _plain(rule: Any) -> dict[str, Any]:
     return told
 
 
-def _lines(given: Sequence[StoredDocument], found: Sequence[Sibling], proposals: Sequence[Proposal], *, out: str | None) -> Iterator[str]:
+def _sibling_lines(given: Sequence[StoredDocument], found: Sequence[Sibling], below: Sequence[Sibling]) -> Iterator[str]:
     for one in given:
         yield f"given     {one.hash[:12]}  {one.id} {one.file}:{one.record}"
     yield f"siblings  {len(found)} documents are like them"
-    for sibling in found[:_NUM_SHOWN]:
-        stored = sibling.document
-        yield f"  {sibling.similarity:>4.0%}  {stored.hash[:12]}  {stored.id} {stored.file}:{stored.record}"
+    yield from map(_sibling_line, found[:_NUM_SHOWN])
+    if below:
+        least, most = below[-1].similarity, below[0].similarity
+        lower = math.floor(least * 100.0) / 100.0
+        count = f"{len(below)} documents are" if len(below) < _MAX_BELOW else f"at least {len(below)} documents are"
+        yield f"below     {count} {least:.0%} to {most:.0%} like them, and count as clean: --min-similarity {lower:g} makes them siblings"
+        yield from map(_sibling_line, below[:_NUM_SHOWN])
+
+
+def _sibling_line(sibling: Sibling) -> str:
+    stored = sibling.document
+    return f"  {sibling.similarity:>4.0%}  {stored.hash[:12]}  {stored.id} {stored.file}:{stored.record}"
+
+
+def _rule_lines(proposals: Sequence[Proposal], *, num_documents: int) -> Iterator[str]:
     for proposal in proposals:
         rule, measured = proposal.rule, proposal.measured
         verdict = "refused" if proposal.refused else "proposed"
         caught = f"{measured.given} of {measured.of_given} given, {measured.siblings} of {measured.of_siblings} siblings"
+        clean = f"{measured.clean} of {measured.of_clean} clean documents (at most {measured.clean_at_most:.2%}, at 95%)"
         yield f"{verdict:<9} {rule.id}: {rule.measure} {rule.fires} {rule.threshold:.4g}"
-        yield f"          catches {caught}, {measured.clean} of {measured.of_clean} clean documents"
-        if proposal.refused:
-            yield f"          {proposal.refused}"
-    if out is None:
-        yield "no rule is proposed: none tells these documents from clean ones"
-    else:
-        yield f"written   {out}; `surefoot data rules accept {out}` makes them hold"
+        yield f"          catches {caught}, {clean}"
+        if proposal.refused or (promise := _promise(measured, num_documents=num_documents)):
+            yield f"          {proposal.refused or promise}"
+
+
+def _promise(measured: Measured, *, num_documents: int) -> str:
+    """What it takes to promise the share that is allowed; empty where it is promised."""
+    from surefoot.data.quality.propose import MAX_CLEAN_SHARE, clean_wanted
+
+    if measured.clean_at_most <= MAX_CLEAN_SHARE:
+        return ""
+    wanted = 2 * clean_wanted(measured.clean)  # one half is to choose by
+    what = f"at most {MAX_CLEAN_SHARE:.1%} is promised by {wanted:,} clean documents"
+    return f"{what}: --clean {wanted}" if num_documents >= wanted else f"{what}, and there are {num_documents:,} in all"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from surefoot.cli.data_report import rules_off
 from surefoot.cli.run_data import RunData, open_run_data
 from surefoot.config import load_config
+from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import SurefootError
 from surefoot.data.quality.look_ahead import Finding, LookAhead
 from surefoot.data.quality.rules_file import rule_set
@@ -39,19 +40,19 @@ _REOPEN_INTERVAL_S: Final = 30.0
 _RETRY_S: Final = 60.0
 
 
-class _View:
+class View:
     """The run and its data, opened again when the ledger has grown: what is blocked, and which order the samples come in, stands there."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, *, clock: Clock) -> None:
+        self._run_dir, self._clock = run_dir, clock
         self._seen_bytes = (run_dir / LEDGER_NAME).stat().st_size
-        self._opened_s = time.monotonic()
+        self._opened_s = clock.monotonic_s()
         self.run: RunData = open_run_data(run_dir)
         self.shelf = Shelf(self.run.path, manifest=self.run.manifest)
 
     @property
     def is_old(self) -> bool:
-        if time.monotonic() - self._opened_s < _REOPEN_INTERVAL_S:
+        if self._clock.monotonic_s() - self._opened_s < _REOPEN_INTERVAL_S:
             return False
         return (self._run_dir / LEDGER_NAME).stat().st_size != self._seen_bytes
 
@@ -64,20 +65,20 @@ class _View:
         self.shelf.close()
 
 
-def watch(duty: Duty, *, look_ahead: LookAhead) -> None:
+def watch(duty: Duty, *, look_ahead: LookAhead, clock: Clock) -> None:
     """Until the run is over."""
-    view = _View(duty.run_dir)
+    view = View(duty.run_dir, clock=clock)
     try:
         while not duty.is_over:
             if view.is_old:
                 view.close()
-                view = _View(duty.run_dir)
+                view = View(duty.run_dir, clock=clock)
             duty.wait(_pause_s(partial(_step, view, look_ahead)))
     finally:
         view.close()
 
 
-def _step(view: _View, look_ahead: LookAhead) -> bool:
+def _step(view: View, look_ahead: LookAhead) -> bool:
     """Whether there was something to judge."""
     run = view.run
 
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             look_ahead = LookAhead(
                 duty.run_dir, rules=rules, off=rules_off(config, rules=rules), num_samples=config.data.look_ahead_samples
             )
-            watch(duty, look_ahead=look_ahead)
+            watch(duty, look_ahead=look_ahead, clock=SystemClock())
         except (SurefootError, OSError) as error:  # whoever leaves is started again at once: it waits here instead
             logger.warning("nothing is looked at for %g s: %s", _RETRY_S, error)
             duty.wait(_RETRY_S)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from surefoot.core.blocking import TokenSpan
+import numpy as np
+
+from surefoot.core.blocking import Block, TokenSpan
+from surefoot.data.blocked import BlockedSpans, silenced
 from surefoot.data.provenance import StoredDocument
 from surefoot.data.quality.look import Baseline, Looked, look, rarity
 from surefoot.data.quality.rules import Hit, RuleSet
@@ -24,7 +27,7 @@ class Candidate:
     """A document of the samples asked for. `score` adds up how rare it is in each respect, in powers of ten; `reasons` say so in words.
 
     `passage` is where its tokens surprise most; `samples` are the global samples that hold some of it, `num_tokens` how many of its tokens
-    they hold.
+    they hold and `num_masked` how many of these are masked. `blocked_from` is the first sample from which some of it is left out, if any.
     """
 
     document: StoredDocument
@@ -34,6 +37,8 @@ class Candidate:
     passage: str
     samples: tuple[int, ...]
     num_tokens: int
+    num_masked: int = 0
+    blocked_from: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -43,6 +48,8 @@ class Candidate:
             "rules": [hit.rule for hit in self.looked.hits],
             "samples": list(self.samples),
             "tokens_in_samples": self.num_tokens,
+            "masked_tokens": self.num_masked,
+            "blocked_from_sample": self.blocked_from,
             "excerpt": self.looked.excerpt,
             "passage": self.passage,
         }
@@ -56,16 +63,19 @@ def candidate_documents(
     off: Mapping[str, Collection[str]],
     usual: Mapping[str, Baseline],
     limit: int = 20,
+    blocks: Sequence[Block] = (),
 ) -> list[Candidate]:
     """The documents that `samples` hold, those that stand out most first.
 
     A document counts by its rarest broken rule, by the surprise of its tokens and by its length, each against the documents of its source,
     and by standing in the samples a second time under the same hash. `usual` has a baseline for each source of `samples`.
+    What `blocks` leave out is ranked like the rest, and told.
     """
     found: list[Candidate] = []
     entry = shelf.manifest.tokenizer
     parts = parts_of(shelf, samples)
     copies = Counter(document.hash for document in parts)
+    masked = silenced(blocks)
     for document, held in parts.items():
         stored, here = shelf.read(document), usual[document.source]
         looked = look(stored, rules=rules, off=off.get(document.source, ()), vocab_size=entry.vocab_size, eos_id=entry.eos_id)
@@ -74,7 +84,9 @@ def candidate_documents(
         passage = excerpt(shelf.tokenizer.decode(stored.tokens[first : first + _PASSAGE_TOKENS].tolist()))
         numbers = tuple(sorted({sample for sample, _ in held}))
         num_tokens = sum(span.end - span.start for _, span in held)
-        found.append(Candidate(document, score, reasons, looked, passage, numbers, num_tokens))
+        num_masked = _num_masked(held, masked.get(document.source, BlockedSpans()))
+        since = min((block.effective_sample for block in blocks if _touches(block, document)), default=None)
+        found.append(Candidate(document, score, reasons, looked, passage, numbers, num_tokens, num_masked, since))
     return sorted(found, key=lambda one: (-one.score, one.document.id))[:limit]
 
 
@@ -86,6 +98,21 @@ def parts_of(shelf: Shelf, samples: Iterable[Sample]) -> dict[StoredDocument, li
         for document, held in shelf.in_spans(spans).items():
             parts.setdefault(document, []).extend((sample.sample, span) for span in held)
     return parts
+
+
+def _num_masked(held: Iterable[tuple[int, TokenSpan]], masked: BlockedSpans) -> int:
+    """Of the tokens of `held`, each in its sample."""
+    num_masked = 0
+    for sample, span in held:
+        is_masked = np.zeros(span.end - span.start, dtype=np.bool_)
+        for first, end in masked.within(span.start, span.end - span.start, sample=sample):
+            is_masked[first:end] = True
+        num_masked += int(is_masked.sum())
+    return num_masked
+
+
+def _touches(block: Block, document: StoredDocument) -> bool:
+    return any(span.source == document.source and span.start < document.end and span.end > document.start for span in block.spans)
 
 
 def _standing(looked: Looked, *, usual: Baseline, copies: int) -> tuple[float, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from surefoot.core.blocking import Block
 from surefoot.core.durable import write_atomic
 from surefoot.core.strict_json import canonical, dumps, loads
 from surefoot.data.provenance import StoredDocument
@@ -85,7 +86,7 @@ class LookAhead:
             hits = self._hits(shelf, document)
             for sample in sorted({number for number, _ in parts}) if hits else ():
                 step = steps_of(np.array([sample], dtype=np.int64))[0]
-                found += [{"sample": sample, "step": step, **asdict(hit), **told(document)} for hit in hits]
+                found += [{"sample": sample, "step": step, "shard": document.shard, **asdict(hit), **told(document)} for hit in hits]
         return sorted((finding for finding in found if _key(finding) not in self._told), key=_key)
 
     def _hits(self, shelf: Shelf, document: StoredDocument) -> list[Hit]:
@@ -101,7 +102,7 @@ class LookAhead:
         return hits
 
 
-def read_findings(run_dir: Path, *, newest: int | None = None) -> list[Finding]:
+def read_findings(run_dir: Path) -> list[Finding]:
     """What was found, oldest first; of a long list the end. A line that is torn or damaged is left out."""
     try:
         with (run_dir / FINDINGS_NAME).open("rb") as file:
@@ -110,14 +111,26 @@ def read_findings(run_dir: Path, *, newest: int | None = None) -> list[Finding]:
             lines = file.read().split(b"\n")
     except OSError:
         return []
-    found = [finding for line in lines if (finding := _parsed(line)) is not None]
-    return found[-newest:] if newest is not None else found
+    return [finding for line in lines if (finding := _parsed(line)) is not None]
 
 
-def look_ahead_report(run_dir: Path, *, newest: int) -> dict[str, Any]:
-    """Up to which sample it has judged, how many it missed because the run was there first, and its newest findings."""
+def look_ahead_report(run_dir: Path, order: RunOrder, *, next_sample: int, end_sample: int, blocks: Sequence[Block]) -> dict[str, Any]:
+    """Up to which sample it has judged, how many it missed because the run was there first, and what it found that is still to come.
+
+    That is from `next_sample` on and before `end_sample`, in samples that a step takes and documents that `blocks` do not leave out there.
+    """
     judged_until, missed, _ = _read_place(run_dir / PLACE_NAME)
-    return {"judged_until": judged_until, "missed_samples": missed, "findings": read_findings(run_dir, newest=newest)}
+    found = [one for one in read_findings(run_dir) if next_sample <= one["sample"] < end_sample and not _is_blocked(one, blocks)]
+    taken = set(order.steps.without_skipped(np.array([one["sample"] for one in found], dtype=np.int64)).tolist())
+    findings = sorted((one for one in found if one["sample"] in taken), key=_key)
+    return {"judged_until": judged_until, "missed_samples": missed, "findings": findings}
+
+
+def _is_blocked(finding: Finding, blocks: Sequence[Block]) -> bool:
+    """By what was named: lines of before know no shard."""
+    shard = f"{finding.get('source')}/{finding.get('shard')}"
+    names = {("document", finding.get("hash")), ("file", finding.get("file")), ("shard", shard)}
+    return any((block.kind, block.name) in names and block.effective_sample <= finding["sample"] for block in blocks)
 
 
 def _taken(order: RunOrder, first: int, last: int) -> I64Array:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.units import show_bytes, show_count
 
 Answer = Mapping[str, Any]
 
+_NUM_FINDINGS: Final = 100
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1b1f24; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid #d0d7de; } h3 { margin-bottom: .3rem; }
@@ -31,6 +32,7 @@ def write_page(path: Path, answer: Answer) -> None:
         f"<h1>Data report</h1><p class=quiet><code>{escape(answer['path'])}</code> manifest <code>{answer['manifest_sha256']}</code></p>",
         *_totals(answer),
         *_run(answer),
+        *_look_ahead(answer.get("look_ahead")),
         *_window(answer.get("window")),
         plots,
         *(part for name, source in answer["sources"].items() for part in _source(name, source)),
@@ -116,12 +118,25 @@ def _run(answer: Answer) -> list[str]:
     return parts
 
 
+def _look_ahead(ahead: Answer | None) -> list[str]:
+    if ahead is None or not (ahead["findings"] or ahead["missed_samples"]):
+        return []
+    rows = [
+        [f"{one['step']:,}", f"{one['sample']:,}", one["rule"], f"{one['score']:.4g}", f"{one['threshold']:g}", _where(one)]
+        for one in ahead["findings"][:_NUM_FINDINGS]
+    ]
+    note = f"Judged up to sample {ahead['judged_until']:,}; {len(ahead['findings']):,} findings are to come. "
+    missed = f"{ahead['missed_samples']:,} samples were not looked at: the run was there first." if ahead["missed_samples"] else ""
+    heads = ["step", "sample", "rule", "score", "threshold", "document"]
+    return ["<h2>Look-ahead</h2>", f"<p class=quiet>{note}{missed}</p>", _table(heads, rows)]
+
+
 def _window(window: Answer | None) -> list[str]:
     if window is None:
         return []
     steps = f"Steps {window['first_step']} to {window['step']}, samples {window['first_sample']:,} to {window['last_sample']:,}"
     documents = [
-        [f"{one['score']:.1f}", _where(one), "; ".join(one["reasons"]), one["excerpt"]]
+        [f"{one['score']:.1f}", _where(one), "; ".join([*filter(None, [blocked_words(one)]), *one["reasons"]]), one["excerpt"]]
         for one in window["documents"][:10]
         if one["reasons"]
     ]
@@ -172,6 +187,17 @@ def _source(name: str, source: Answer) -> list[str]:
         rows = [[one["documents"], one["text"]] for one in passages]
         parts += ["<h3>Passages that many documents share</h3>", _table(["documents", "passage"], rows)]
     return parts
+
+
+def blocked_words(one: Answer) -> str:
+    """What is left out of a document that stands in a window; empty where nothing is."""
+    if one["blocked_from_sample"] is None:
+        return ""
+    if not one["masked_tokens"]:
+        return f"blocked from sample {one['blocked_from_sample']:,} on, not masked here"
+    if one["masked_tokens"] == one["tokens_in_samples"]:
+        return "masked"
+    return f"masked: {one['masked_tokens']:,} of {one['tokens_in_samples']:,} tokens here"
 
 
 def _example(examples: Sequence[Answer]) -> str:

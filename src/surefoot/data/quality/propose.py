@@ -1,7 +1,8 @@
 """Rules from bad documents: what they have in common that clean documents lack, each measured before a person is asked to accept it.
 
 One part of the clean documents is there to choose by, the other to measure on: a rule is not praised for what it was made from. A rule that
-misses a given document, rejects too many clean ones, or catches nothing but what was given, is refused and told with its reason.
+misses a given document or rejects too many clean ones, and phrases that catch nothing but one given document, are refused and told with the
+reason. A measure or a unit that catches it alone may be proposed: it says what is wrong with the text, and others will have it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ class Measured:
     def clean_share(self) -> float:
         return self.clean / max(1, self.of_clean)
 
+    @property
+    def clean_at_most(self) -> float:
+        """Upper end of a one-sided 95% interval: 3 / n where nothing was rejected."""
+        return upper_share(self.clean, of=self.of_clean)
+
     def as_json(self) -> dict[str, int | float]:
-        """`clean_at_most` is the upper end of a one-sided 95% interval: 3 / n where nothing was rejected."""
         counts: dict[str, int | float] = {name: getattr(self, name) for name in self.__slots__}
-        return {**counts, "clean_share": self.clean_share, "clean_at_most": upper_share(self.clean, of=self.of_clean)}
+        return {**counts, "clean_share": self.clean_share, "clean_at_most": self.clean_at_most}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ def why_refused(rule: Rule, measured: Measured, *, max_clean_share: float = MAX_
     if measured.clean_share > max_clean_share:
         return f"it rejects {measured.clean} of {measured.of_clean} clean documents, more than {max_clean_share:.2%}"
     if rule.phrases and measured.given + measured.siblings < 2:
-        return "its phrases stand in the given document alone: blocking that one needs no rule"
+        return "its phrases stand in the given document and in no sibling: for that one alone a block is enough"
     return ""
 
 
@@ -108,6 +113,17 @@ def upper_share(count: int, *, of: int) -> float:
     for _ in range(50):
         middle = (low + high) / 2.0
         low, high = (middle, high) if _at_most(count, of=of, share=middle) > 0.05 else (low, middle)
+    return high
+
+
+def clean_wanted(count: int, *, max_clean_share: float = MAX_CLEAN_SHARE) -> int:
+    """How many clean documents must be measured on, for `count` rejected ones to promise no more than that share."""
+    low, high = count, 1
+    while upper_share(count, of=high) > max_clean_share:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if upper_share(count, of=middle) > max_clean_share else (low, middle)
     return high
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from surefoot.data.provenance import StoredDocument
 from surefoot.data.quality.minhash import NUM_BINS, Signatures, signatures, token_grams
 from surefoot.data.quality.siblings import have_signatures, stored_signatures
-from surefoot.data.quality.stored import Shelf, excerpt, spread, told
+from surefoot.data.quality.stored import Shelf, excerpt, told
 
 NEAR: Final = 0.8
 """From this similarity on a document is nearly a copy."""
@@ -105,9 +105,12 @@ def _signatures_of(shelf: Shelf, source: str) -> tuple[npt.NDArray[np.int64], Si
     if have_signatures(shelf):
         return _stored(shelf, source, every=max(1, -(-split.docs // _MAX_SIGNATURES)))
     limit = max(1, _MAX_COMPUTED_TOKENS * split.docs // max(1, split.tokens))
-    numbers = spread(split.docs, limit=limit, key=f"copies/{source}")
-    tables = [signatures([shelf.tokens(shelf.document(source, number).span)]) for number in numbers.tolist()]
-    return numbers, np.concatenate(tables) if tables else np.empty((0, NUM_BINS), dtype=np.uint16)
+    numbers, tables = [], []
+    for document in shelf.some(source, limit=limit, key=f"copies/{source}"):
+        numbers.append(document.number)
+        tables.append(signatures([shelf.tokens(document.span)]))
+    table = np.concatenate(tables) if tables else np.empty((0, NUM_BINS), dtype=np.uint16)
+    return np.array(numbers, dtype=np.int64), table
 
 
 def _stored(shelf: Shelf, source: str, *, every: int) -> tuple[npt.NDArray[np.int64], Signatures]:

@@ -36,6 +36,7 @@ def report(
         name: source_report(shelf, name, entry, rules=rules, off=off.get(name, ()), limit=limit) for name, entry in manifest.sources.items()
     }
     splits = [split for entry in manifest.sources.values() for split in entry.splits.values()]
+    num_padded = sum(len(shelf.padded_tokens(name)) for name in manifest.sources)
     return {
         "schema_version": SCHEMA_VERSION,
         "path": str(shelf.path),
@@ -48,7 +49,7 @@ def report(
         },
         "totals": {
             "sources": len(manifest.sources),
-            "documents": sum(split.docs for split in splits),
+            "documents": sum(split.docs for split in splits) - num_padded,
             "tokens": sum(split.tokens for split in splits),
             "text_bytes": sum(split.text_bytes for split in splits),
             "duplicates": sum(entry.duplicates for entry in manifest.sources.values()),
@@ -63,11 +64,12 @@ def report(
 
 def source_report(shelf: Shelf, name: str, entry: SourceEntry, *, rules: RuleSet, off: Collection[str], limit: int) -> dict[str, Any]:
     """One source: see `report`."""
-    split = entry.splits[shelf.split]
+    split, padded = entry.splits[shelf.split], shelf.padded_tokens(name)
     looks = look_at_source(shelf, name, rules=rules, off=off, limit=limit)
     return {
-        "documents": split.docs,
+        "documents": split.docs - len(padded),
         "tokens": split.tokens,
+        "padded_tokens": sum(padded.values()),
         "text_bytes": split.text_bytes,
         "heldout_documents": entry.splits["heldout"].docs,
         "duplicates": entry.duplicates,
@@ -84,7 +86,7 @@ def source_report(shelf: Shelf, name: str, entry: SourceEntry, *, rules: RuleSet
         "rules": _hits(looks, rules=rules),
         "would_drop": _would_drop(looks),
         "stretches": stretches_of(shelf, name, looks),
-        "reject_rates": reject_rates(shelf.path / name / REJECTS_NAME, looks, num_documents=split.docs),
+        "reject_rates": reject_rates(shelf.path / name / REJECTS_NAME, looks, num_documents=split.docs - len(padded)),
         "near_copies": near_copies(shelf, name).as_json(shelf, name),
         "shared_passages": shared_passages(shelf, [one.document for one in looks]),
     }
@@ -123,14 +125,14 @@ def _histogram(values: Sequence[float], *, edges: Sequence[float]) -> dict[str, 
 
 
 def _hits(looks: Sequence[Looked], *, rules: RuleSet) -> dict[str, Any]:
-    """Per broken rule: how many documents break it, and the first few that break it most."""
+    """Per broken rule, those that drop first: how many documents break it, and the few that break it most."""
     found: dict[str, list[tuple[float, Looked]]] = defaultdict(list)
     for one in looks:
         for hit in one.hits:
             found[hit.rule].append((hit.score, one))
     known = by_id(rules.rules)
     answer = {}
-    for rule, hits in sorted(found.items(), key=lambda pair: -len(pair[1])):
+    for rule, hits in sorted(found.items(), key=lambda pair: (known[pair[0]].action != "drop", -len(pair[1]))):
         worst = sorted(hits, key=lambda hit: hit[0], reverse=known[rule].fires == "above")[:_NUM_EXAMPLES]
         answer[rule] = {
             "documents": len(hits),

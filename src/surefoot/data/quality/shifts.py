@@ -89,7 +89,7 @@ def reject_rates(path: Path, looks: Sequence[Looked], *, num_documents: int) -> 
 
 def _part(place: tuple[str, int], *, last: Mapping[str, int]) -> str:
     file, record = place
-    return f"{file} {(record - 1) * _NUM_PARTS // last[file] + 1}/{_NUM_PARTS}" if last else file
+    return f"{file} {max(0, record - 1) * _NUM_PARTS // max(1, last[file]) + 1}/{_NUM_PARTS}" if last else file
 
 
 def _rejects(path: Path) -> Iterator[tuple[str, int]]:

@@ -19,6 +19,8 @@ from surefoot.data.quality.stored import Shelf
 
 MIN_SIMILARITY: Final = 0.3
 """Chance gives 1 in 65,536 for each bin; 10 equal ones of 32 are no chance among 1e12 documents."""
+LEAST_SIMILARITY: Final = 2 / NUM_BINS
+"""What is as little alike may still be of the family, or share a heading: a person has to look."""
 _ROWS_READ: Final = 1 << 13  # half a megabyte
 _ROW_BYTES: Final = 2 * NUM_BINS
 _DOCS_COMPUTED: Final = 256
@@ -54,14 +56,18 @@ def siblings(
 
 
 def stored_signatures(shelf: Shelf, source: str, *, every: int = 1) -> Iterator[tuple[int, Signatures]]:
-    """(number of the first document, signatures) of pieces of some thousand documents of `source`: of all, or of one piece in `every`."""
+    """(number of the first document, signatures) of pieces of some thousand documents of `source`: of all, or of one piece in `every`.
+
+    What fills up a shard is the last of its numbers, and left out.
+    """
     first_doc, piece = 0, 0
     for shard in shelf.manifest.split(source, shelf.split).shards:
         path = shelf.path / source / shelf.split / f"{shard.name}.sig"
         is_stored = path.exists()
-        for first in range(0, shard.docs, _ROWS_READ):
+        num_docs = shelf.whole_documents(source, shard)
+        for first in range(0, num_docs, _ROWS_READ):
             if piece % every == 0:
-                rows = min(_ROWS_READ, shard.docs - first)
+                rows = min(_ROWS_READ, num_docs - first)
                 read = _read(path, shard=shard, first=first, rows=rows) if is_stored else _computed(shelf, source, first_doc + first, rows)
                 yield first_doc + first, read
             piece += 1

@@ -38,8 +38,11 @@ def planned_shares(stage: Stage, *, names: Sequence[str]) -> dict[str, float]:
     return _shares({name: weights.get(name, 0.0) for name in names})
 
 
-def blocks_report(blocks: Sequence[Block], *, manifest: Manifest, num_open: int) -> dict[str, Any]:
-    """`tokens` are of the spans that the entries name, counted once for each entry; `num_open` wishes are not taken yet."""
+def blocks_report(blocks: Sequence[Block], *, order: RunOrder, manifest: Manifest, num_open: int) -> dict[str, Any]:
+    """`tokens` are of the spans that the entries name, counted once for each entry; `num_open` wishes are not taken yet.
+
+    Samples are those that no step of `order` takes: what a step had taken before the entry was known is not skipped.
+    """
     tokens: Counter[str] = Counter()
     by_source: Counter[str] = Counter()
     for block in blocks:
@@ -53,7 +56,7 @@ def blocks_report(blocks: Sequence[Block], *, manifest: Manifest, num_open: int)
         "by_kind": dict(Counter(block.kind for block in blocks)),
         "masked_tokens": tokens["mask"],
         "replaced_tokens": tokens["replace"],
-        "skipped_samples": sum(block.samples[1] - block.samples[0] for block in blocks if block.samples),
+        "skipped_samples": sum(end - first for first, end in order.steps.skipped),
         "share_of_source": {name: by_source[name] / totals[name] for name in by_source if totals.get(name)},
         "newest": [{"kind": block.kind, "name": block.name, "mode": block.mode, "reason": block.reason} for block in blocks[-10:]],
     }

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from surefoot.core.blocking import TokenSpan
 from surefoot.core.hashing import key64
-from surefoot.data.manifest import TOKENIZER_NAME, Manifest, Split, load_manifest
+from surefoot.data.manifest import TOKENIZER_NAME, Manifest, ShardEntry, Split, load_manifest
 from surefoot.data.provenance import Provenance, StoredDocument
 from surefoot.data.shards import TokenStore
 from surefoot.data.tokenizer import Tokenizer, load_tokenizer
@@ -36,7 +36,10 @@ class StoredText:
 
 
 class Shelf:
-    """The documents of one split of a prepared folder. Holds no more than one document and what provenance keeps open."""
+    """The documents of one split of a prepared folder. Holds no more than one document and what provenance keeps open.
+
+    What fills up a shard that was made anew has a number like a document, and is none: it is neither sampled nor found in spans.
+    """
 
     def __init__(self, path: str | Path, *, manifest: Manifest | None = None, split: Split = "train") -> None:
         self.path = Path(path)
@@ -61,7 +64,18 @@ class Shelf:
         return load_tokenizer(self.path / TOKENIZER_NAME)
 
     def num_documents(self, source: str) -> int:
+        """How many numbers there are: with what fills up shards."""
         return self.manifest.split(source, self.split).docs
+
+    def padded_tokens(self, source: str) -> dict[str, int]:
+        """By shard: how many tokens at its end fill it up, where there are any. They have the last number of the shard."""
+        here = {shard.name for shard in self.manifest.split(source, self.split).shards} if self.split == "train" else set()
+        made = (shard for shard in self.manifest.replaced if shard.source == source)
+        return {shard.by: shard.padded_tokens for shard in made if shard.padded_tokens and shard.by in here}
+
+    def whole_documents(self, source: str, shard: ShardEntry) -> int:
+        """How many documents a shard of `source` holds, without what fills it up."""
+        return shard.docs - (shard.name in self.padded_tokens(source))
 
     def document(self, source: str, number: int) -> StoredDocument:
         return self.provenance.find(f"{source}/{number}")[0]
@@ -83,14 +97,22 @@ class Shelf:
 
     def sample(self, source: str, *, limit: int, purpose: str = "report") -> Iterator[StoredText]:
         """At most `limit` documents of `source`, in stream order: see `spread`."""
-        for number in spread(self.num_documents(source), limit=limit, key=f"{purpose}/{source}").tolist():
-            yield self.read(self.document(source, number))
+        for document in self.some(source, limit=limit, key=f"{purpose}/{source}"):
+            yield self.read(document)
+
+    def some(self, source: str, *, limit: int, key: str) -> Iterator[StoredDocument]:
+        """At most `limit` documents of `source`, in stream order, without their text."""
+        for number in spread(self.num_documents(source), limit=limit, key=key).tolist():
+            if not is_padding(document := self.document(source, number)):
+                yield document
 
     def in_spans(self, spans: Iterable[TokenSpan]) -> dict[StoredDocument, list[TokenSpan]]:
         """The documents that hold a token of `spans`, each with the parts of it that lie there."""
         found: dict[StoredDocument, list[TokenSpan]] = {}
         for span in spans:
             for document in self.provenance.documents(span):
+                if is_padding(document):
+                    continue
                 part = TokenSpan(span.source, max(span.start, document.start), min(span.end, document.end))
                 found.setdefault(document, []).append(part)
         return found
@@ -105,6 +127,7 @@ class Shelf:
         for shard, blocks in zip(entry.shards, num_blocks, strict=True):
             here = chosen[(chosen >= first_block) & (chosen < first_block + blocks)] - first_block
             for first, counts in _read_lengths(self.path / source / self.split / f"{shard.name}.len", here, num_docs=shard.docs):
+                counts = counts[: self.whole_documents(source, shard) - first]
                 numbers.append(np.arange(counts.size, dtype=np.int64) + first_doc + first)
                 lengths.append(counts)
             first_block, first_doc = first_block + blocks, first_doc + shard.docs
@@ -121,6 +144,11 @@ def spread(count: int, *, limit: int, key: str) -> npt.NDArray[np.int64]:
     edges = np.linspace(0, count, limit + 1).astype(np.int64)
     draws = np.random.Generator(np.random.PCG64(key64("spread", key))).random(limit)
     return edges[:-1] + (draws * np.diff(edges)).astype(np.int64)
+
+
+def is_padding(document: StoredDocument) -> bool:
+    """Whether it is the EOS tokens that fill a shard up: of no file, and its record is none."""
+    return document.record == 0
 
 
 def excerpt(text: str, *, limit: int = _EXCERPT_CHARACTERS) -> str:

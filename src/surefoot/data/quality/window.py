@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.core.blocking import TokenSpan
+from surefoot.core.blocking import Block, TokenSpan
 from surefoot.data.provenance import StoredDocument
-from surefoot.data.quality.candidates import Candidate, candidate_documents
+from surefoot.data.quality.candidates import Candidate, candidate_documents, parts_of
 from surefoot.data.quality.look import Baseline, standard_score
 from surefoot.data.quality.rules import RuleSet
 from surefoot.data.quality.stored import Shelf, excerpt, spread, told
-from surefoot.data.recipe import RunOrder, Sample
+from surefoot.data.recipe import RunOrder
 
 I64Array = npt.NDArray[np.int64]
 
@@ -37,13 +38,14 @@ def window_report(
     rules: RuleSet,
     off: Mapping[str, Collection[str]],
     usual: Mapping[str, Baseline],
+    blocks: Sequence[Block] = (),
 ) -> dict[str, Any]:
-    """`samples` are the global samples of the window. `usual` has a baseline for each of their sources."""
+    """`samples` are the global samples of the window. `usual` has a baseline for each of their sources; `blocks` is what is left out."""
     chosen = samples[spread(len(samples), limit=MAX_SAMPLES, key="window")]
     looked_at = order.at(chosen)
     counts = {source: np.zeros(shelf.manifest.tokenizer.vocab_size, dtype=np.int64) for source in order.names}
-    num_outside = _count(shelf, looked_at, counts=counts)
-    candidates = candidate_documents(shelf, looked_at, rules=rules, off=off, usual=usual, limit=len(chosen) * 4096)
+    num_outside = _count(shelf, parts_of(shelf, looked_at).values(), counts=counts)
+    candidates = candidate_documents(shelf, looked_at, rules=rules, off=off, usual=usual, limit=len(chosen) * 4096, blocks=blocks)
     shares = Counter(sample.source for sample in looked_at)
     planned = order.planned_shares(int(samples[-1]))
     return {
@@ -69,15 +71,14 @@ def window_report(
     }
 
 
-def _count(shelf: Shelf, samples: Sequence[Sample], *, counts: Mapping[str, I64Array]) -> int:
-    """Add the tokens of `samples` to `counts`, by source; how many lie outside the vocabulary."""
+def _count(shelf: Shelf, parts: Iterable[Sequence[tuple[int, TokenSpan]]], *, counts: Mapping[str, I64Array]) -> int:
+    """Add the tokens of the `parts` of documents to `counts`, by source; how many lie outside the vocabulary."""
     num_outside = 0
-    for sample in samples:
-        for first, count in sample.spans:
-            tokens = shelf.tokens(TokenSpan(sample.source, first, first + count))
-            inside = tokens[tokens < len(counts[sample.source])]
-            num_outside += len(tokens) - len(inside)
-            counts[sample.source][:] += np.bincount(inside, minlength=len(counts[sample.source]))
+    for _, span in chain.from_iterable(parts):
+        tokens = shelf.tokens(span)
+        inside = tokens[tokens < len(counts[span.source])]
+        num_outside += len(tokens) - len(inside)
+        counts[span.source][:] += np.bincount(inside, minlength=len(counts[span.source]))
     return num_outside
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-from surefoot.core.blocking import Block
+from surefoot.core.blocking import Block, BlockKind
 from surefoot.data.quality.look_ahead import FINDINGS_NAME, PIECE_SAMPLES, PLACE_NAME, LookAhead, look_ahead_report, read_findings
 from surefoot.data.quality.rules import Rule, RuleSet
 from surefoot.data.recipe import RunOrder, run_order
@@ -67,9 +68,10 @@ def test_it_stays_within_its_distance_and_rests_when_there_is_nothing_to_do(pois
         assert ahead.step(shelf, poisoned.order, next_sample=0, end_sample=END, steps_of=steps_of) is None
         assert ahead.step(shelf, poisoned.order, next_sample=END, end_sample=END, steps_of=steps_of) is None
         assert ahead.step(shelf, poisoned.order, next_sample=1, end_sample=END, steps_of=steps_of) is not None
-        assert look_ahead_report(tmp_path, newest=5)["missed_samples"] == 0
+        told: dict[str, Any] = {"next_sample": 0, "end_sample": END, "blocks": ()}
+        assert look_ahead_report(tmp_path, poisoned.order, **told)["missed_samples"] == 0
         assert ahead.step(shelf, poisoned.order, next_sample=90, end_sample=END, steps_of=steps_of) is not None
-    assert look_ahead_report(tmp_path, newest=5)["missed_samples"] == 90 - 65  # the run was quicker
+    assert look_ahead_report(tmp_path, poisoned.order, **told)["missed_samples"] == 90 - 65  # the run was quicker
 
 
 def test_a_kill_between_any_two_writes_changes_nothing(poisoned: Poisoned, tmp_path: Path) -> None:
@@ -103,3 +105,17 @@ def test_other_data_begins_anew_and_skipped_samples_are_left_out(poisoned: Poiso
     found = look(tmp_path / "other", poisoned, next_sample=0, order=order)
     assert found == []
     assert [finding for finding in first if finding["sample"] < 64]  # which it would have found
+    for now, count in ((order, 0), (poisoned.order, 1)):  # and what was found before is not told again
+        told = look_ahead_report(tmp_path, now, next_sample=first[0]["sample"], end_sample=first[0]["sample"] + 1, blocks=())
+        assert len(told["findings"]) == count
+
+
+@pytest.mark.parametrize("kind", ["document", "file", "shard"])
+def test_what_is_left_out_by_then_is_not_to_come(poisoned: Poisoned, tmp_path: Path, kind: BlockKind) -> None:
+    through(tmp_path, poisoned)
+    first = read_findings(tmp_path)[0]
+    name = {"document": first["hash"], "file": first["file"], "shard": f"{first['source']}/{first['shard']}"}[kind]
+    for since, is_told in ((first["sample"], False), (first["sample"] + 1, True)):
+        block = Block(kind, name, "mask", effective_sample=since)
+        findings = look_ahead_report(tmp_path, poisoned.order, next_sample=0, end_sample=END, blocks=[block])["findings"]
+        assert (first in findings) == is_told

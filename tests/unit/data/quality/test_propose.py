@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import pytest
 
 from surefoot.cli import main
 from surefoot.data.quality.minhash import jaccard, signatures
-from surefoot.data.quality.propose import MAX_CLEAN_SHARE, Measured, propose, upper_share, why_refused
+from surefoot.data.quality.propose import MAX_CLEAN_SHARE, Measured, clean_wanted, propose, upper_share, why_refused
 from surefoot.data.quality.rules import CATALOGUE, RuleSet, by_id
 from surefoot.data.quality.rules_file import rule_set
 from surefoot.data.quality.siblings import siblings
 from surefoot.data.quality.stored import Shelf, StoredText
-from tests.unit.data.quality.poisoned import POISON, Poisoned, poison
+from tests.unit.data.quality.poisoned import NUM_CLEAN, POISON, Poisoned, poison
 from tests.unit.data.quality.prose import prose
 
 
@@ -80,6 +81,31 @@ def test_the_story_from_a_bad_document_to_a_rule_in_force(poisoned: Poisoned, tm
     assert alone.judge(poison(77))  # one that nobody has seen
 
 
+def test_a_family_just_below_the_similarity_is_told_and_the_promise_with_it(
+    poisoned: Poisoned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with poisoned.shelf() as shelf:
+        first = poisoned_texts(shelf)[0]
+    file = tmp_path / "rules.toml"
+    command = ["data", "rules", "propose", str(poisoned.path), "--document", first.document.hash, "--out", str(file)]
+    assert main.run([*command, "--min-similarity", "0.95"]) == 0
+    out = capsys.readouterr().out
+    assert "siblings  0 documents are like them" in out
+    found = re.search(r"below     (\d+) documents are .* --min-similarity ([0-9.]+) makes them siblings", out)
+    assert found is not None
+    assert int(found[1]) >= poisoned.num_poisoned - 1
+    assert "stand in the given document alone" not in out
+    file.unlink(missing_ok=True)
+    assert main.run([*command, "--min-similarity", found[2]]) == 0
+    out = capsys.readouterr().out
+    assert f"siblings  {found[1]} documents are like them" in out
+    assert "below " not in out
+    assert re.search(r"0 of \d+ clean documents \(at most 1\.\d\d%, at 95%\)", out)
+    assert f"is promised by 5,990 clean documents, and there are {3 * NUM_CLEAN + poisoned.num_poisoned} in all" in out
+    assert main.run(["data", "rules", "accept", str(file)]) == 0
+    assert f"--rules {file}` leaves out what breaks them, or a rule of the catalogue that drops" in capsys.readouterr().out
+
+
 def test_a_rule_that_rejects_clean_documents_is_refused() -> None:
     """The bad documents here are in no way special: whatever catches them catches others, or nothing but them."""
     proposals = propose([prose(12, seed=1)], siblings=[], chosen_by=clean_texts(1000), measured_on=clean_texts(5000))
@@ -122,4 +148,7 @@ def test_nothing_blocked_is_said(poisoned: Poisoned, tmp_path: Path, capsys: pyt
 def test_the_bound_of_a_share() -> None:
     assert upper_share(0, of=3000) == pytest.approx(3.0 / 3000, rel=0.01)
     assert upper_share(5, of=5) == 1.0
+    for count in (0, 3):
+        wanted = clean_wanted(count)
+        assert upper_share(count, of=wanted) <= MAX_CLEAN_SHARE < upper_share(count, of=wanted - 1)
     assert upper_share(1, of=100) == pytest.approx(0.0466, abs=0.001)  # tables of Clopper and Pearson, one-sided 95%

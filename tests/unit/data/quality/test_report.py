@@ -11,17 +11,24 @@ import numpy as np
 import pytest
 
 from surefoot.cli import main
-from surefoot.core.blocking import Block, TokenSpan
+from surefoot.core.blocking import Block, TokenSpan, head_of
+from surefoot.core.clock import SystemClock
+from surefoot.core.events import Event
 from surefoot.core.strict_json import dumps, loads
 from surefoot.data.quality.candidates import candidate_documents
 from surefoot.data.quality.look import Baseline, baselines, look_at_source, standard_score
+from surefoot.data.quality.look_ahead import FINDINGS_NAME
 from surefoot.data.quality.page import write_page
 from surefoot.data.quality.report import report
-from surefoot.data.quality.rules import NATURAL_LANGUAGE, RuleSet
+from surefoot.data.quality.rules import NATURAL_LANGUAGE, Rule, RuleSet
+from surefoot.data.quality.rules_file import FiledRule, write_rules
 from surefoot.data.quality.shifts import reject_rates, stretches_of
 from surefoot.data.quality.steering import blocks_report, mix_report
-from surefoot.data.quality.stored import spread
+from surefoot.data.quality.stored import spread, told
 from surefoot.data.quality.window import window_report
+from surefoot.data.recipe import run_order
+from surefoot.observe.blocks import taken_fields
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from tests.three_sources import record_attempt
 from tests.unit.data.quality.poisoned import NUM_CLEAN, POISON, Poisoned, make_run
 
@@ -122,6 +129,13 @@ def test_a_bad_document_stands_out_of_its_step(poisoned: Poisoned, usual: dict[s
         assert ranked[0].reasons
         assert any(word in ranked[0].passage for word in ("TREASURY", "FUND", "OFFICER", "ACCOUNT", "COURT"))
         assert ranked[0].score > 2.0 * np.median([one.score for one in ranked])
+        assert ranked[0].blocked_from is None
+        document = ranked[0].document
+        for since, num_masked in ((0, ranked[0].num_tokens), (int(step[-1]) + 1, 0)):
+            block = Block("document", document.hash, "mask", spans=(document.span,), effective_sample=since)
+            again = candidate_documents(shelf, poisoned.order.at(step), rules=RuleSet(), off=OFF, usual=usual, blocks=[block])
+            assert (again[0].document, again[0].num_masked, again[0].blocked_from) == (document, num_masked, since)
+            assert again[1].blocked_from is None
 
 
 def test_a_window_of_bad_documents_shows_and_one_of_usual_ones_does_not(poisoned: Poisoned, usual: dict[str, Baseline]) -> None:
@@ -154,19 +168,63 @@ def test_mixture_and_blocklist_are_told(poisoned: Poisoned) -> None:
     assert stage["planned"] == pytest.approx(dict.fromkeys(order.names, 1 / 3))
     assert stage["realised"] == pytest.approx(stage["planned"], abs=0.01)
     block = Block("document", "ab" * 16, "mask", spans=(TokenSpan("web", 10, 50),), reason="bad")
-    skip = Block("samples", "5:9", "skip", samples=(5, 9))
+    late = Block("samples", "88:260", "skip", samples=(88, 260), effective_sample=144)
+    again = Block("samples", "250:270", "skip", samples=(250, 270), effective_sample=160)
+    blocks = [block, late, again]
     with poisoned.shelf() as shelf:
-        told = blocks_report([block, skip], manifest=shelf.manifest, num_open=1)
-    assert (told["entries"], told["open"], told["masked_tokens"], told["skipped_samples"]) == (2, 1, 40, 4)
+        order = run_order(shelf.manifest, poisoned.config, blocks=blocks)
+        told = blocks_report(blocks, order=order, manifest=shelf.manifest, num_open=1)
+    assert (told["entries"], told["open"], told["masked_tokens"]) == (3, 1, 40)
+    assert told["skipped_samples"] == 270 - 144  # what was taken before is not skipped, and nothing is skipped twice
 
 
-def test_the_command_on_prepared_data(poisoned: Poisoned, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_prepared_data(poisoned: Poisoned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["data", "report", str(poisoned.path), "--documents", "20", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["sources"]) == {"web", "books", "code"}
     assert main.run(["data", "report", str(poisoned.path), "--documents", "20"]) == 0
     assert "documents looked at" in capsys.readouterr().out
+    # A rule that drops is shown, with a document, however many flag more.
+    rules = tmp_path / "rules.toml"
+    drop = Rule("bank", "phrases", 0.5, action="drop", phrases=("the treasury of the northern bank",))
+    flags = [Rule(f"flag-{number}", "num-words", 1.0) for number in range(8)]
+    write_rules(rules, [FiledRule(rule, accepted=True) for rule in (*flags, drop)])
+    assert main.run(["data", "report", str(poisoned.path), "--rules", str(rules)]) == 0
+    (first,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("    bank "))
+    assert re.search(r"bank +drop +4\.762%  furthest \d+ in web\.jsonl:\d+ [0-9a-f]{12}$", first)
     assert main.run(["data", "report", str(poisoned.path), "--window", "3"]) == 2
     assert "--window needs the folder of a run" in capsys.readouterr().err
+
+
+def block_it(run: Path, poisoned: Poisoned, digest: str, *, since: int = 0) -> None:
+    """As the run takes it."""
+    with poisoned.shelf() as shelf:
+        spans = tuple(one.span for one in shelf.provenance.find(digest))
+        block = Block("document", digest, "mask", spans=spans, effective_sample=since, manifest_sha256=shelf.manifest.sha256)
+    fields = taken_fields(block, asked=None, count=1, head=head_of([block]))
+    Ledger(run / LEDGER_NAME, clock=SystemClock(), by="test").append(Event.BLOCK_TAKEN, generation=1, attempt=1, step=0, fields=fields)
+
+
+def test_what_is_to_come_is_neither_behind_nor_blocked(poisoned: Poisoned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, poisoned)
+    record_attempt(run, attempt=1, base_step=0, next_samples=[8 * step for step in range(1, 11)])
+    with poisoned.shelf() as shelf:
+        bad = [stored.document for stored in shelf.sample("web", limit=10_000) if POISON in stored.text][:3]
+    findings = [
+        {"sample": sample, "step": sample // 8 + 1, "rule": "bank", "score": 2.0, "threshold": 0.5, "action": "drop", **told(document)}
+        for sample, document in ((79, bad[0]), (80, bad[0]), (81, bad[1]), (200, bad[2]))
+    ]
+    (run / FINDINGS_NAME).write_text("".join(dumps(finding) + "\n" for finding in findings))
+    block_it(run, poisoned, bad[2].hash, since=144)
+    page = tmp_path / "report.html"
+    assert main.run(["data", "report", str(run), "--documents", "20", "--html", str(page)]) == 0
+    to_come = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to come")]
+    assert [line.split()[-1] for line in to_come] == [one.hash[:12] for one in bad[:2]]
+    table = page.read_text().partition("<h2>Look-ahead</h2>")[2].partition("</table>")[0]
+    assert [one.hash[:12] in table for one in bad] == [True, True, False]
+    assert table.count("<tr>") == 3
+    record_attempt(run, attempt=2, base_step=10, next_samples=[8 * step for step in range(11, 41)])
+    assert main.run(["data", "report", str(run), "--documents", "20"]) == 0
+    assert "to come" not in capsys.readouterr().out  # it has done them all
 
 
 def test_the_command_on_a_run(poisoned: Poisoned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,5 +238,13 @@ def test_the_command_on_a_run(poisoned: Poisoned, tmp_path: Path, capsys: pytest
     assert answer["window"]["first_sample"] == sample // 8 * 8
     assert answer["window"]["documents"][0]["rules"][0] == "bank"  # by the accepted rule of the run's own file
     assert {"hash", "file", "offset"} <= answer["window"]["documents"][0].keys()
+    document = answer["window"]["documents"][0]
+    block_it(run, poisoned, document["hash"])
+    page = tmp_path / "report.html"
+    assert main.run([*command[:-1], "--html", str(page)]) == 0
+    ranked = [line for line in capsys.readouterr().out.splitlines() if document["hash"][:12] in line]
+    assert len(ranked) == 1
+    assert " (masked): " in ranked[0]
+    assert "<td>masked; " in page.read_text()
     assert main.run([*command[:3], "--window", "41"]) == 2
     assert "no step 41" in capsys.readouterr().err
