@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from surefoot.core.sections import SourceSection
@@ -24,7 +26,7 @@ from surefoot.data import prepare as preparing
 
 logging.basicConfig(level=logging.WARNING)
 preparing.paced = lambda tell: tell  # every chunk is told, not every two seconds
-sources = [SourceSection(name=name, files=(f"{sys.argv[1]}/{name}.jsonl",)) for name in ("web", "code")]
+sources = [SourceSection(name=name, files=(f"{sys.argv[1]}/{name}.*",)) for name in ("web", "code")]
 preparing.prepare(
     sources, out=sys.argv[2], tokenizer="bpe:400", heldout_fraction=0.1, workers=2, chunk_bytes=4_000, shard_bytes=60_000,
     progress=lambda progress: print(progress.stage, progress.done_bytes, flush=True),
@@ -37,16 +39,19 @@ LIMIT_S = 60.0
 def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"
     folder.mkdir()
-    for name, num_documents in (("web", 1500), ("code", 700)):
-        texts = [f"{name} {number} " + "some words of a document " * (number * 7 % 11) for number in range(num_documents)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    web, code = (
+        [f"{name} {number} " + "some words of a document " * (number * 7 % 11) for number in range(num_documents)]
+        for name, num_documents in (("web", 1500), ("code", 700))
+    )
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in web))
+    pq.write_table(pa.table({"text": code}), folder / "code.parquet", row_group_size=40)
     return folder
 
 
 @pytest.fixture
 def wanted(corpus: Path, tmp_path: Path) -> dict[str, bytes]:
     """What one process makes of it undisturbed."""
-    sources = [SourceSection(name=name, files=(str(corpus / f"{name}.jsonl"),)) for name in ("web", "code")]
+    sources = [SourceSection(name=name, files=(str(corpus / f"{name}.*"),)) for name in ("web", "code")]
     prepare(sources, out=tmp_path / "whole", tokenizer="bpe:400", heldout_fraction=0.1, workers=1, shard_bytes=60_000)
     return bytes_of(tmp_path / "whole")
 
