@@ -152,15 +152,19 @@ def test_changed_data_is_refused_with_the_three_choices_and_each_works(place: Pl
     shutil.rmtree(place.folder / "prepared")
     (place.folder / "text" / "one-more.txt").write_text("a new document " * 30)
     more = ("train.num_steps=8", "--accept-changes", "train")
-    printed = place.train(*more, expect=4)
+    as_it_was = {name: (place.run / name).read_bytes() for name in ("config.toml", "ledger.jsonl")}
+    printed = place.train(*more, "data.path=new", expect=4)
     for choice in ("refuse", "map", "restart-source"):
         assert choice in printed
+    assert {name: (place.run / name).read_bytes() for name in as_it_was} == as_it_was
+    (place.folder / "new").rename(place.folder / "prepared")
     saved = place.folder / "saved"
     shutil.copytree(place.run, saved)
     for choice in ("map", "restart-source"):
-        place.train(*more, "--on-data-change", choice, expect=0)
+        printed = place.train(*more, "--on-data-change", choice, expect=0)
         accepted = [entry for entry in read_ledger(place.run / "ledger.jsonl") if entry.event == "data.accepted"]
         assert choice in accepted[-1].reason
+        assert f"note: the data changed; {accepted[-1].reason}" in printed
         shutil.rmtree(place.run)
         shutil.copytree(saved, place.run)
 
@@ -336,7 +340,9 @@ def test_other_files_than_the_data_was_prepared_from_are_refused_before_a_run_an
 
 def test_another_shape_of_the_model_cannot_be_accepted(place: Place) -> None:
     place.train(expect=0)
+    assert "changes nothing: the run is finished, on prepared" in place.train("data.path=another", expect=0)
     config = (place.run / "config.toml").read_text()
+    assert "in units of 32" in place.train("data.max_seq_len=64", "train.num_steps=8", "--accept-changes", "train", expect=2)
     assert "another shape" in place.train("model.num_layers=2", "--accept-changes", "model", expect=2)
     assert (place.run / "config.toml").read_text() == config
 
@@ -358,8 +364,10 @@ def test_an_edited_factory_is_refused_and_can_be_accepted(place: Place) -> None:
     place.train(expect=0)
     (place.folder / "mine.py").write_text(source + "# edited\n")
     more = ("train.num_steps=8", "--accept-changes", "train")
+    config = (place.run / "config.toml").read_text()
     printed = place.train(*more, expect=2)
     assert "[code]" in printed
+    assert (place.run / "config.toml").read_text() == config
     place.train(*more, "--accept-changes", "code", expect=0)
 
 

@@ -31,6 +31,7 @@ from surefoot.observe.wishes import named_by_step, why_confirm
 
 NEWEST = "newest"
 _FLAG = "--resume-from"
+_MAX_NAMED = 8
 
 
 def wish_for(
@@ -41,20 +42,41 @@ def wish_for(
     Raises ConfigError when nothing fits, when a second word (`--yes`) is missing, or when it was made under settings nobody accepted.
     """
     lineage = fold_lineage(entries)
-    ref = named_here(wanted, lineage, run_dir)
+    ref = refuse_wish(wanted, config=config, run_dir=run_dir, entries=entries, accepted=accepted, confirmed=confirmed)
     if ref is None:
         brought = bring_in(wanted, run_dir, accepted=accepted)
         lineage = fold_lineage(read_ledger(run_dir / LEDGER_NAME))
         ref = lineage.ref(brought)
         if ref is None:
             raise CheckpointError(f"{brought} was taken in, and the ledger does not know it", where=str(run_dir))
+        _refuse_unconfirmed(ref, lineage, confirmed=confirmed, wanted=wanted)
+        _refuse_other_config(ref.id, config=config, run_dir=run_dir, entries=entries, accepted=accepted)
     why = why_confirm(ref, lineage)
-    if why is not None and not confirmed:
-        raise ConfigError(why, where=_where(wanted), hint="--yes goes on from it all the same; the ledger says who asked")
-    _refuse_other_config(ref.id, config=config, run_dir=run_dir, entries=entries, accepted=accepted)
     tell(run_dir, Event.RESUME_ASKED, rule=_FLAG, reason=reason or why or "", fields={"id": ref.id, "confirmed": confirmed})
     say(f"going on from {ref.id}, step {ref.step}" + (f": {why}" if why else ""))
     return ref.id
+
+
+def refuse_wish(
+    wanted: str, *, config: RunConfig, run_dir: Path, entries: Sequence[LedgerEntry], accepted: Sequence[str], confirmed: bool
+) -> CheckpointRef | None:
+    """The checkpoint of this run that `wanted` names, None for one of another place. Raises what `wish_for` would, as far as nothing has to
+    be fetched to know it, and writes nothing.
+    """
+    lineage = fold_lineage(entries)
+    ref = named_here(wanted, lineage, run_dir)
+    if ref is not None:
+        _refuse_unconfirmed(ref, lineage, confirmed=confirmed, wanted=wanted)
+        _refuse_other_config(ref.id, config=config, run_dir=run_dir, entries=entries, accepted=accepted)
+    elif Path(wanted).is_dir():
+        refuse_other_config(read_manifest(Path(wanted)), config=config, run_dir=run_dir, entries=entries, accepted=accepted)
+    return ref
+
+
+def _refuse_unconfirmed(ref: CheckpointRef, lineage: Lineage, *, confirmed: bool, wanted: str) -> None:
+    why = why_confirm(ref, lineage)
+    if why is not None and not confirmed:
+        raise ConfigError(why, where=_where(wanted), hint="--yes goes on from it all the same; the ledger says who asked")
 
 
 def bring_in(wanted: str, run_dir: Path, *, accepted: Sequence[str] = ()) -> str:
@@ -152,4 +174,7 @@ def refuse_other_config(
 def _those_there(lineage: Lineage, run_dir: Path) -> str:
     on_disk = set(published(run_dir / CHECKPOINTS_NAME))
     there = [ref.id for ref in lineage.refs if ref.id in on_disk and ref.id not in lineage.retired]
-    return f"there are {', '.join(there[-8:])}" if there else "there are none"
+    if not there:
+        return "there are none"
+    newest, num_older = ", ".join(there[-_MAX_NAMED:]), len(there) - _MAX_NAMED
+    return f"there are {newest}" + (f" and {num_older} before them: `surefoot checkpoint list {run_dir}`" if num_older > 0 else "")

@@ -1,4 +1,4 @@
-"""Stages that a start changes: those to come may, and the ledger keeps what they were; those behind are what the weights were made of."""
+"""Where the next start goes on, and stages that it changes: those to come may change, those behind are what the weights were made of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cursor = Mapping[str, object]
 
 
 def refuse_stage_change(old: RunConfig, new: RunConfig, *, cursor: Cursor, where: str) -> None:
-    """Raises ConfigError when stages differ before the sample at which a run with `cursor` goes on, or one does not fit into its unit."""
+    """Raises ConfigError when stages differ before the sample at which a run with `cursor` goes on."""
     changed, next_sample = first_change(old.stage, new.stage), sample_of(cursor)
     if changed is not None and changed < next_sample:
         raise ConfigError(
@@ -30,9 +30,15 @@ def refuse_stage_change(old: RunConfig, new: RunConfig, *, cursor: Cursor, where
             got=changed,
             limit=next_sample,
         )
-    unit = cursor.get("unit_tokens")
+
+
+def refuse_other_unit(new: RunConfig, *, cursor: Cursor, where: str) -> None:
+    """Raises ConfigError when a sequence does not fit into the unit that a run with `cursor` draws its samples in."""
+    unit = cursor.get("unit_tokens", cursor.get("seq_len"))
+    if not isinstance(unit, int) or not unit:
+        return
     for stage in stages_of(new):
-        if isinstance(unit, int) and unit and unit % stage.seq_len:
+        if unit % stage.seq_len:
             raise ConfigError(
                 f"the stage at sample {stage.first_sample} has seq_len = {stage.seq_len}, and this run draws samples in units of {unit}",
                 where=where,
@@ -40,23 +46,31 @@ def refuse_stage_change(old: RunConfig, new: RunConfig, *, cursor: Cursor, where
                 got=stage.seq_len,
                 limit=unit,
             )
+    if new.data.max_seq_len > unit:
+        raise ConfigError(
+            f"data.max_seq_len = {new.data.max_seq_len}, and this run draws samples in units of {unit}",
+            where=where,
+            hint=f"a run keeps the unit that it began with: set data.max_seq_len = {unit}, or 0",
+            got=new.data.max_seq_len,
+            limit=unit,
+        )
 
 
-def cursor_of_next_start(run_dir: Path, *, entries: Sequence[LedgerEntry], wanted: str | None) -> Cursor:
-    """That of the checkpoint from which the next start goes on: the one that was asked for, or the newest.
+def base_of_next_start(run_dir: Path, *, entries: Sequence[LedgerEntry], wanted: str | None) -> Manifest | None:
+    """The checkpoint from which the next start goes on: the one that was asked for, or the newest.
 
-    Empty where there is none, or where it cannot be read here: the data has the last word in any case.
+    None where there is none, or where it cannot be read here: the ranks have the last word in any case.
     """
     lineage, root = fold_lineage(entries), run_dir / CHECKPOINTS_NAME
-    asked = named_here(wanted, lineage, run_dir) if wanted is not None else None
     wish = open_wish(entries)
-    if wanted is not None or wish is not None:
-        manifest = _manifest(root / asked.id) if asked else _manifest(root / wish.checkpoint) if wish and wanted is None else None
-    else:
-        there = [found for name in published(root) if (found := _manifest(root / name)) is not None]
-        newest, adopted = lineage.newest(), adoptable(there, lineage)
-        manifest = adopted[-1] if adopted else _manifest(root / newest.id) if newest else None
-    return manifest.cursor if manifest else {}
+    if wanted is not None:
+        asked = named_here(wanted, lineage, run_dir)
+        return _manifest(root / asked.id if asked else Path(wanted))
+    if wish is not None:
+        return _manifest(root / wish.checkpoint)
+    there = [found for name in published(root) if (found := _manifest(root / name)) is not None]
+    newest, adopted = lineage.newest(), adoptable(there, lineage)
+    return adopted[-1] if adopted else _manifest(root / newest.id) if newest else None
 
 
 def sample_of(cursor: Cursor) -> int:

@@ -10,14 +10,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from surefoot.cli.console import say
-from surefoot.cli.resume_from import wish_for
-from surefoot.cli.train_data import prepare_missing_data
-from surefoot.cli.train_lines import refuse_damaged, say_damage, say_end, say_over, say_start
+from surefoot.cli.resume_from import refuse_other_config, refuse_wish, wish_for
+from surefoot.cli.stage_changes import base_of_next_start, refuse_other_unit, refuse_stage_change
+from surefoot.cli.train_data import OnDataChange, is_other_data, prepare_missing_data, refuse_other_data
+from surefoot.cli.train_lines import refuse_damaged, say_damage, say_end, say_over, say_start, say_unused_data
 from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
@@ -57,12 +58,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help
 AcceptChanges = Annotated[
     list[str] | None, typer.Option("--accept-changes", metavar="SECTION", help="go on although this section differs; ledgered")
 ]
-OnDataChange = Annotated[
-    Literal["refuse", "map", "restart-source"],
-    typer.Option("--on-data-change", help="when the prepared data is not the one of the checkpoint"),
-]
-
-
+DataChange = Annotated[OnDataChange, typer.Option("--on-data-change", help="when the prepared data is not the one of the checkpoint")]
 ResumeFrom = Annotated[
     str | None,
     typer.Option(
@@ -79,7 +75,7 @@ def train(
     target: Target,
     overrides: Overrides = None,
     accept_changes: AcceptChanges = None,
-    on_data_change: OnDataChange = "refuse",
+    on_data_change: DataChange = "refuse",
     resume_from: ResumeFrom = None,
     yes: Yes = False,
     cause: Cause = "",
@@ -93,7 +89,7 @@ def train(
       surefoot train run.toml train.num_steps=60 parallel.dp_replicate=1
       surefoot train runs/quickstart --resume-from 200 --yes --cause "the loss was odd after that"
     """
-    wanted = _Wanted(tuple(accept_changes or ()), resume_from, yes, cause)
+    wanted = _Wanted(tuple(accept_changes or ()), resume_from, yes, cause, on_data_change)
     loaded = load_config(_config_file(target), tuple(overrides or ()))
     os.environ["SUREFOOT_ON_DATA_CHANGE"] = on_data_change  # the ranks inherit it; it is a wish of this start, not of the run
     launcher = foreign_launcher(os.environ)
@@ -114,6 +110,7 @@ class _Wanted:
     resume_from: str | None = None
     confirmed: bool = False
     cause: str = ""
+    on_data_change: OnDataChange = "refuse"
 
 
 def _config_file(target: Path) -> Path:
@@ -133,6 +130,7 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
         if opened.is_over:
             refuse_damaged(opened.entries, run_dir)
             say_over(opened.entries, run_dir, just_now=False)
+            say_unused_data(loaded.config, run_dir)
             return 0
         say_damage(opened.entries)
         say_start(loaded.config, run_dir)
@@ -193,20 +191,10 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     config, run_dir = loaded.config, Path(loaded.config.run.dir)
     ledger, entries = open_ledger(run_dir, clock=clock, by=by)
     changes = compare_run_folder(loaded, entries=entries, accepted=wanted.accepted)
-    if any(section == STAGES for section, *_ in changes):
-        _refuse_stage_change(loaded, entries=entries, wanted=wanted)
     refuse_halted(entries)
     if not changes and wanted.resume_from is None and _is_over(entries, config):
         return _Opened(ledger, entries, is_over=True)
-    counters = fold_counters(entries)
-    with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
-        _show_phase_data(run_dir, counters, clock)
-        vocab_size = prepare_missing_data(config, has_begun=any(entry.event == Event.ATTEMPT_STARTED for entry in entries))
-        keeper.check()
-    if not config.model.factory:
-        resolve_sizes(config.model, vocab_size)
-    if changes:
-        _refuse_other_shape(changes, load_config(run_dir / CONFIG_NAME).config, config, vocab_size=vocab_size)
+    _refuse_start(loaded, entries=entries, changes=changes, lock=lock, clock=clock, wanted=wanted)
     if lock.taken_over is not None:
         note_take_over(ledger, entries, reason=lock.taken_over.reason, former=lock.taken_over.former)
         say(f"taking over the lock of a run that did not leave in order: {lock.taken_over.reason}")
@@ -226,12 +214,33 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     return _Opened(ledger, entries, is_over=False)
 
 
-def _refuse_stage_change(loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], wanted: _Wanted) -> None:
-    from surefoot.cli.stage_changes import cursor_of_next_start, refuse_stage_change
-
-    path = Path(loaded.config.run.dir) / CONFIG_NAME
-    cursor = cursor_of_next_start(path.parent, entries=entries, wanted=wanted.resume_from)
-    refuse_stage_change(load_config(path).config, loaded.config, cursor=cursor, where=str(path))
+def _refuse_start(
+    loaded: LoadedConfig, *, entries: Sequence[LedgerEntry], changes: Sequence[SettingChange], lock: RunLock, clock: Clock, wanted: _Wanted
+) -> None:
+    """Raises whatever can be known without ranks to be in the way of this start. Writes nothing of the run; makes data that is missing."""
+    config, run_dir = loaded.config, Path(loaded.config.run.dir)
+    before = load_config(run_dir / CONFIG_NAME).config if (run_dir / CONFIG_NAME).exists() else None
+    if wanted.resume_from is not None:
+        refuse_wish(
+            wanted.resume_from, config=config, run_dir=run_dir, entries=entries, accepted=wanted.accepted, confirmed=wanted.confirmed
+        )
+    base = base_of_next_start(run_dir, entries=entries, wanted=wanted.resume_from)
+    if base is not None:
+        refuse_other_config(base, config=config, run_dir=run_dir, entries=entries, accepted=wanted.accepted)
+    cursor = base.cursor if base else {}
+    if before is not None and any(section == STAGES for section, *_ in changes):
+        refuse_stage_change(before, config, cursor=cursor, where=str(run_dir / CONFIG_NAME))
+    refuse_other_unit(config, cursor=cursor, where=str(run_dir / CONFIG_NAME))
+    with LeaseKeeper(lock, lease_s=config.launch.lease_s) as keeper:
+        _show_phase_data(run_dir, fold_counters(entries), clock)
+        vocab_size = prepare_missing_data(config, has_begun=any(entry.event == Event.ATTEMPT_STARTED for entry in entries))
+        if config != before or is_other_data(config, cursor=cursor):  # else the ranks look at it, and nothing is written until then
+            refuse_other_data(config, cursor=cursor, entries=entries, on_data_change=wanted.on_data_change)
+        keeper.check()
+    if not config.model.factory:
+        resolve_sizes(config.model, vocab_size)
+    if before is not None and changes:
+        _refuse_other_shape(changes, before, config, vocab_size=vocab_size)
 
 
 def _show_phase_data(run_dir: Path, counters: Counters, clock: Clock) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from surefoot.cli.console import say
 from surefoot.cli.trust import how_far_trusted
+from surefoot.config import load_config
 from surefoot.core.errors import EXIT_RETRY, CheckpointError
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import fold_lineage
+from surefoot.observe.run_dir import CONFIG_NAME
 from surefoot.plan.promise import promise
 
 
@@ -61,6 +63,14 @@ def say_over(entries: Sequence[LedgerEntry], run_dir: Path, *, just_now: bool) -
         if not just_now:
             say(f"its bytes were not read again: `{_command()} checkpoint verify {_shown(run_dir)}` does")
     _say_next(run_dir)
+
+
+def say_unused_data(config: RunConfig, run_dir: Path) -> None:
+    """A finished run takes no other data, and a person who names some is told."""
+    trained_on = load_config(run_dir / CONFIG_NAME).config.data.path
+    if config.data.path != trained_on:
+        say(f"note: data.path = {_shown(Path(config.data.path))} changes nothing: the run is finished, on {_shown(Path(trained_on))}")
+        say("      to train on, give more steps: train.num_steps=N --accept-changes train")
 
 
 def say_end(exit_code: int, run_dir: Path) -> None:

@@ -50,4 +50,4 @@ def _owners(key: str) -> list[str]:
 
 
 def _list_sections(names: list[str]) -> str:
-    return " or ".join(f"[[{name}]]" if name in table_lists() else f"[{name}]" for name in names)
+    return " or ".join(f"[[{name}]]" if name in table_lists() or "." in name else f"[{name}]" for name in names)

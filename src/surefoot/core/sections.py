@@ -103,6 +103,12 @@ class DataSection:
     sources: tuple[SourceSection, ...] = setting((), "what `path` is prepared from")
     tokenizer: str = setting("bpe:8192", "bpe:<size> trains a byte-level BPE; bytes needs none; else a tokenizer.json", is_path=True)
     heldout_fraction: float = setting(0.01, "documents kept out of training for the held-out loss, chosen by their hash", low=0.0, high=0.5)
+    text_field: str = setting(
+        "text", "the field of JSONL, or the column of Parquet, that `sources` have their text in", since=4, counts=False
+    )
+    on_bad_record: Literal["fail", "skip"] = setting(
+        "fail", "what preparing does at a record that is no document: stop, or leave it out and list it", since=4, counts=False
+    )
     seq_len: int = setting(256, "tokens per sample", unit="tokens", low=2)
     max_seq_len: int = setting(
         0,
@@ -121,7 +127,8 @@ class DataSection:
     )
     rules: str = setting(
         "",
-        "a rules file for the look-ahead and the report, beside the catalogue; only what is accepted in it counts",
+        "a rules file for the look-ahead and the report, beside the catalogue; only what is accepted in it counts. Where `sources` are yet "
+        "to be prepared, what breaks a rule that drops is left out",
         is_path=True,
         since=4,
     )

@@ -12,6 +12,7 @@ from typing import Final
 from surefoot.core.errors import DataError
 from surefoot.core.hashing import sha256_file
 from surefoot.core.sections import SourceSection
+from surefoot.data.documents import OnBadRecord
 from surefoot.data.manifest import MANIFEST_NAME, SPLITS, Manifest, load_manifest
 from surefoot.data.shards import TokenStore
 from surefoot.data.tokenizer import bpe_size
@@ -21,10 +22,12 @@ logger = logging.getLogger(__name__)
 _MAX_NAMED_INPUTS: Final = 3
 
 
-def check_prepared(path: str | Path, *, tokenizer: str, heldout_fraction: float, sources: Sequence[SourceSection]) -> None:
+def check_prepared(
+    path: str | Path, *, tokenizer: str, heldout_fraction: float, sources: Sequence[SourceSection], command: str = ""
+) -> None:
     """Raise DataError when the data prepared in `path` is not what a config with these settings would prepare. Reads no document.
 
-    A tokenizer file counts by its bytes. One that is not on this machine cannot be compared: a run folder may be copied without it.
+    `command` is what prepares it, where these settings are not all of it. A tokenizer file counts by its bytes. One that is not on this machine cannot be compared: a run folder may be copied without it.
     """
     check_sources(sources)
     manifest = load_manifest(path)
@@ -40,7 +43,7 @@ def check_prepared(path: str | Path, *, tokenizer: str, heldout_fraction: float,
     }
     different = [f"{key} {here[key]}, the config asks for {asked[key]}" for key in asked if asked[key] != here[key]]
     if different:
-        command = prepare_command(sources, out=path, tokenizer=tokenizer, heldout_fraction=heldout_fraction)
+        command = command or prepare_command(sources, out=path, tokenizer=tokenizer, heldout_fraction=heldout_fraction)
         raise DataError(
             f"the data here was prepared in another way: {'; '.join(different)}",
             where=str(path),
@@ -126,9 +129,16 @@ def check_sources(sources: Sequence[SourceSection]) -> None:
 
 
 def prepare_command(
-    sources: Sequence[SourceSection], *, out: str | Path, tokenizer: str, heldout_fraction: float, text_field: str = "text"
+    sources: Sequence[SourceSection],
+    *,
+    out: str | Path,
+    tokenizer: str,
+    heldout_fraction: float,
+    text_field: str = "text",
+    on_bad_record: OnBadRecord = "fail",
+    rules: str = "",
 ) -> str:
-    """The command line that prepares the same. Of many inputs the first stands for all."""
+    """The command line that prepares the same. Of many inputs the first stands for all. `rules` is a file."""
     options: list[object] = ["--out", out]
     words: list[object] = []
     if len(sources) == 1:
@@ -140,6 +150,12 @@ def prepare_command(
     options += ["--tokenizer", tokenizer, "--heldout-fraction", heldout_fraction]
     if text_field != "text":
         options += ["--text-field", text_field]
+    if on_bad_record != "fail":
+        options += ["--on-bad-record", on_bad_record]
+    if rules:
+        options += ["--rules", rules]
+        for section in sources:
+            options += ["--rules-off", f"{section.name}={','.join(section.rules_off)}"] if section.rules_off else []
     return f"surefoot data prepare {shlex.join(map(str, [*words, *options]))}"
 
 

@@ -330,6 +330,7 @@ class Recovery:
         data = self._state.data
         if isinstance(data, NamedData) and data.data_change:
             self._recorder.ledger(Event.DATA_ACCEPTED, rule="--on-data-change", reason=data.data_change)
+            self._recorder.say(f"note: the data changed; {data.data_change}")
 
     def _none_loads(self, found: Survey, rejected: list[str]) -> CheckpointError:
         if found.wish is not None:

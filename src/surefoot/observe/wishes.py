@@ -53,7 +53,10 @@ def why_confirm(ref: CheckpointRef, lineage: Lineage) -> str | None:
     is_older = ref.step < mark.step if ref.abandoned else lineage.line.index(ref.id) < lineage.line.index(mark.id)
     if not is_older:
         return None
-    return f"{ref.id} is older than {mark.id}, the newest {mark.rung} one: {mark.step - ref.step} steps would be given up"
+    stand = lineage.head
+    standing = f", and the run stands at {stand.id}" if stand is not None and stand.id != mark.id else ""
+    num_steps = (stand or mark).step - ref.step
+    return f"{ref.id} is older than {mark.id}, the newest {mark.rung} one{standing}: {num_steps} steps would be given up"
 
 
 def named_by_step(step: int, lineage: Lineage) -> CheckpointRef | None:

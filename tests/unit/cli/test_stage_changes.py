@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.cli.stage_changes import refuse_stage_change
+from surefoot.cli.stage_changes import refuse_other_unit, refuse_stage_change
 from surefoot.core.errors import ConfigError
 from surefoot.core.sections import DataSection, RunConfig, StageSection
 
@@ -45,8 +45,18 @@ def test_what_has_begun_may_not(new: tuple[StageSection, ...], sample: int) -> N
 def test_a_stage_that_the_unit_of_the_run_does_not_hold_is_refused() -> None:
     longer = (*OLD, StageSection(first_sample=900, seq_len=512))
     with pytest.raises(ConfigError) as refused:
-        refuse_stage_change(config_of(*OLD), config_of(*longer), cursor=CURSOR, where="config.toml")
+        refuse_other_unit(config_of(*longer), cursor=CURSOR, where="config.toml")
     assert "the stage at sample 900 has seq_len = 512, and this run draws samples in units of 256" in refused.value.what
     assert "data.max_seq_len" in refused.value.hint
     kept_open = replace(config_of(*longer), data=DataSection(seq_len=128, max_seq_len=512))
-    refuse_stage_change(config_of(*OLD), kept_open, cursor={**CURSOR, "unit_tokens": 512}, where="config.toml")
+    refuse_other_unit(kept_open, cursor={**CURSOR, "unit_tokens": 512}, where="config.toml")
+    refuse_other_unit(kept_open, cursor={}, where="config.toml")  # nothing was trained
+
+
+def test_the_unit_of_a_run_is_never_raised() -> None:
+    raised = RunConfig(data=DataSection(seq_len=128, max_seq_len=1024))
+    with pytest.raises(ConfigError) as refused:
+        refuse_other_unit(raised, cursor=CURSOR, where="config.toml")
+    assert "data.max_seq_len = 1024, and this run draws samples in units of 256" in refused.value.what
+    assert "set data.max_seq_len = 256, or 0" in refused.value.hint
+    refuse_other_unit(RunConfig(data=DataSection(seq_len=128, max_seq_len=128)), cursor=CURSOR, where="config.toml")

@@ -143,7 +143,8 @@ BAD_FILES = [
     ("[model]\npreset = 'tyny'", 2, 'model.preset: there is no preset "tyny"', "did you mean tiny?"),
     ("[model]\npreset = 'zzz'", 2, 'there is no preset "zzz"', "the presets are tiny, quickstart"),
     ("[data]\nsources = 'x'", 2, "wanted a list of tables", "write [[data.sources]]"),
-    ("[[data.sources]]\nnam = 'x'\nfiles = ['a']", 2, '[data.sources] has no key "nam"', "did you mean name?"),
+    ("[[data.sources]]\nnam = 'x'\nfiles = ['a']", 2, '[[data.sources]] has no key "nam"', "did you mean name?"),
+    ("[[data.sources]]\nfiles = ['a']\ntext_field = 'body'", 3, '[[data.sources]] has no key "text_field"', "text_field belongs in [data]"),
     ("[[data.sources]]\nfiles = ['a']\n[[data.sources]]\nfiles = [1]", 4, "data.sources[1].files: got [1], wanted a list of strings", ""),
 ]
 

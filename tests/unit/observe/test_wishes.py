@@ -65,6 +65,9 @@ def test_what_is_older_than_the_mark_needs_a_second_word(rungs: tuple[Rung, ...]
 def test_the_second_word_says_what_is_given_up() -> None:
     refs = [ref(10), ref(30, rung=LOADABLE)]
     assert why_confirm(refs[0], lineage(*refs)) == "s10-a1 is older than s30-a1, the newest loadable one: 20 steps would be given up"
+    refs.append(ref(40))
+    said = "s10-a1 is older than s30-a1, the newest loadable one, and the run stands at s40-a1: 30 steps would be given up"
+    assert why_confirm(refs[0], lineage(*refs)) == said
 
 
 def test_suspect_and_given_up_ones_need_it_always() -> None:
