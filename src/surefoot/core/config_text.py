@@ -55,7 +55,7 @@ def _section_lines(
             continue
         shown = run_dir if place == "run.dir" and run_dir is not None else _shown(value, item, folder=folder)
         text = f"{item.name} = {toml_value(shown)}"
-        yield f"{text:<{_COMMENT_COLUMN}}# {origins[place]}" if origins.get(place) else text
+        yield f"{f'{text} ':<{_COMMENT_COLUMN}}# {origins[place]}" if origins.get(place) else text
     yield from tables
 
 

@@ -30,6 +30,15 @@ def test_says_where_each_value_came_from(write_toml: Write) -> None:
     assert 'dir = "." # default' in rows
 
 
+def test_a_value_of_any_length_keeps_its_origin_apart(write_toml: Write) -> None:
+    files = ", ".join(f'"{number:02}.txt"' for number in range(9))
+    loaded = load_config(write_toml(f'[[data.sources]]\nfiles = [{files}]\n[run]\nname = "{"a" * 35}"\n'))
+    rows = resolved_toml(loaded, loaded.config.run.dir).splitlines()
+    origins = [row for row in rows if " # run.toml:" in row]
+    assert [row.split(" = ")[0] for row in origins] == ["name", "files"]
+    assert origins[0] == f'name = "{"a" * 35}" # run.toml:4'
+
+
 def test_a_copied_run_folder_finds_its_data_beside_it(write_toml: Write) -> None:
     path = write_toml('[data]\npath = "tokens"\n')
     loaded = load_config(path)
