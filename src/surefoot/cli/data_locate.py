@@ -28,7 +28,7 @@ def locate(
         str, typer.Option("--document", metavar="ID", help="8 digits or more of a document's hash, or SOURCE/NUMBER.")
     ] = "",
     excerpt: Annotated[bool, typer.Option("--excerpt", help="The beginning of the text at each place too.")] = False,
-    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Where the run's prepared data lies now, if it was moved.")] = "",
+    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Where the run's prepared data lies now, or lay at that step.")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say which documents a step trains on, or when a document is trained on. Past and future steps alike; a live run is not disturbed.
@@ -63,7 +63,7 @@ def _of_step(path: str, step: int, *, rank: int | None, row: int | None, data: s
 
     if is_prepared(path):
         raise ConfigError("prepared data has no steps", where=path, hint="give the folder of a run, or --document ID")
-    run = open_run_data(Path(path), data=data)
+    run = open_run_data(Path(path), data=data, may_be_past=True)
     taken, rows = rows_of_step(run, step, rank=rank, row=row)
     told = {"step": step, "seen": taken.seen, "attempt": taken.attempt}
     told |= {"first_sample": int(taken.samples[0]), "num_samples": len(taken.samples)}

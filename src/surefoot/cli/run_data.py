@@ -35,7 +35,8 @@ class RunData:
     """`path` is where the prepared data lies, `finished` whether the run has done all its steps.
 
     `manifest` is of the data that the run goes on with, `editions` are all that it was trained on and that are still there, by their
-    identity: shards that were made anew stand beside those before. `restart_sample` is where the next start goes on.
+    identity: shards that were made anew stand beside those before. `newest` is the identity of what the run goes on with. Where data of
+    the past was asked for, that is not among the editions, and `manifest` is of then. `restart_sample` is where the next start goes on.
     """
 
     run_dir: Path
@@ -43,6 +44,7 @@ class RunData:
     config: RunConfig
     manifest: Manifest
     editions: Mapping[str, Manifest]
+    newest: str
     blocklist: Blocklist
     order: RunOrder
     steps: RunSteps
@@ -52,10 +54,11 @@ class RunData:
     @contextmanager
     def provenance(self, data_hash: str = "") -> Iterator[Provenance]:
         """Of the data of that identity, or of what the run goes on with. Raises DataError when it is not here any more."""
-        if data_hash and data_hash not in self.editions:
-            what = f"this was trained on data {data_hash[:12]}, which is not here any more; here is {self.manifest.sha256[:12]}"
-            raise DataError(what, where=self.path, hint="--data DIR names the folder that has it", wanted=data_hash)
-        with Provenance(self.path, manifest=self.editions.get(data_hash, self.manifest)) as opened:
+        wanted = data_hash or self.newest
+        if wanted not in self.editions:
+            what = f"this is of data {wanted[:12]}, which is not here; here is {self.manifest.sha256[:12]}"
+            raise DataError(what, where=self.path, hint="--data DIR names the folder that has it", wanted=wanted)
+        with Provenance(self.path, manifest=self.editions[wanted]) as opened:
             yield opened
 
 
@@ -64,8 +67,9 @@ def is_prepared(path: str | Path) -> bool:
     return is_remote(path) or (Path(path, DATA_MANIFEST_NAME).is_file() and not is_run(Path(path)))
 
 
-def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
-    """`data` is where the prepared data lies now, when that is not where the config of the run says.
+def open_run_data(run_dir: Path, *, data: str | Path | None = None, may_be_past: bool = False) -> RunData:
+    """`data` is where the prepared data lies now, when that is not where the config of the run says; with `may_be_past` also data that the
+    run was trained on before it was given other data, whose order is the one of then.
 
     Raises ConfigError for a folder that is no run or has no data of ours, DataError when the data is not the run's.
     """
@@ -73,7 +77,7 @@ def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
     entries = read_ledger(run_dir / LEDGER_NAME, up_to_damage=True)
     config = load_config(run_dir / CONFIG_NAME).config
     path = str(data) if data else _data_path(config, run_dir)
-    editions = _editions_of(path, entries=entries, is_given=bool(data))
+    editions, newest = _editions_of(path, entries=entries, is_given=bool(data), may_be_past=may_be_past)
     manifest = list(editions.values())[-1]
     cursor = _newest_cursor(run_dir, entries)
     blocklist = fold_blocks(entries)
@@ -88,7 +92,7 @@ def open_run_data(run_dir: Path, *, data: str | Path | None = None) -> RunData:
     )
     finished = fold_lineage(entries).counters.finished
     restart_sample = _restart_of(run_dir, entries, order=order)
-    return RunData(run_dir, path, config, manifest, editions, blocklist, order, steps, finished, restart_sample)
+    return RunData(run_dir, path, config, manifest, editions, newest, blocklist, order, steps, finished, restart_sample)
 
 
 def found_in(run: RunData, provenance: Provenance, document: str) -> list[StoredDocument]:
@@ -113,16 +117,19 @@ def _data_path(config: RunConfig, run_dir: Path) -> str:
     return config.data.path
 
 
-def _editions_of(path: str, *, entries: Sequence[LedgerEntry], is_given: bool) -> dict[str, Manifest]:
-    """What the attempts trained on and is still at `path`, the newest last. What has other streams has another order too, and is left out.
+def _editions_of(path: str, *, entries: Sequence[LedgerEntry], is_given: bool, may_be_past: bool) -> tuple[dict[str, Manifest], str]:
+    """(what the attempts trained on and is still at `path`, the newest last; the identity of what the run goes on with). What has other
+    streams has another order too, and is left out.
 
-    Raises DataError when the newest is not there.
+    Raises DataError when what the run goes on with is not there, nor, with `may_be_past`, what an earlier attempt trained on.
     """
     if not is_given and not is_remote(path) and not Path(path, DATA_MANIFEST_NAME).exists():
         raise DataError("the data of the run is not here", where=path, hint="--data DIR says where it lies now")
     here = load_manifest(path)
     hashes = [attempt.data_hash for attempt in attempts_of(entries) if attempt.data_hash] or [here.sha256]
     newest = here if hashes[-1] == here.sha256 else _earlier(path, hashes[-1])
+    if newest is None and may_be_past and here.sha256 in hashes:
+        newest = here
     if newest is None:
         raise DataError(
             f"this is other data: {here.sha256[:12]}, the run trains on {hashes[-1][:12]}",
@@ -133,7 +140,7 @@ def _editions_of(path: str, *, entries: Sequence[LedgerEntry], is_given: bool) -
         )
     before = {data_hash: _earlier(path, data_hash) for data_hash in dict.fromkeys(hashes) if data_hash != newest.sha256}
     known = {data_hash: one for data_hash, one in before.items() if one is not None and _streams_of(one) == _streams_of(newest)}
-    return {**known, newest.sha256: newest}
+    return {**known, newest.sha256: newest}, hashes[-1]
 
 
 def _earlier(path: str, data_hash: str) -> Manifest | None:

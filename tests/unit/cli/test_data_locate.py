@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,16 +20,17 @@ from surefoot.core.blocking import Block, next_head
 from surefoot.core.clock import SystemClock
 from surefoot.core.events import Event
 from surefoot.core.hashing import ZERO_HASH
-from surefoot.core.sections import ParallelSection
+from surefoot.core.sections import ParallelSection, SourceSection
 from surefoot.data.atoms import deal
 from surefoot.data.manifest import load_manifest
+from surefoot.data.prepare import prepare
 from surefoot.data.provenance import Provenance
 from surefoot.data.recipe import RunOrder, run_order
 from surefoot.data.reprocess import reprocess
 from surefoot.data.steps import StepPlan
 from surefoot.observe.blocks import taken_fields
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
-from tests.three_sources import config_of, corpus_file, make_run, prepare_three, record_attempt
+from tests.three_sources import SOURCES, config_of, corpus_file, make_run, prepare_three, record_attempt
 
 Answer = Callable[..., dict[str, Any]]
 KEYS = {"step", "rank", "row", "span", "document", "hash", "file", "offset", "record", "byte_length", "seen", "masked", "sample", "source"}
@@ -256,6 +258,30 @@ def test_data_that_was_moved_is_named_and_other_data_is_refused(data: Path, tmp_
     assert asked(run_dir, "--step", 2, "--data", tmp_path / "moved") == before
     frozen = Path(__file__).parents[1] / "data" / "frozen" / "format1" / "data"
     assert "other data" in asked(run_dir, "--step", 2, "--data", frozen, exit_code=4)["error"]["what"]
+
+
+def test_steps_before_the_run_was_given_other_data_are_told_from_a_folder_that_has_the_old(
+    data: Path, tmp_path: Path, asked: Answer
+) -> None:
+    files = {name: corpus_file(data, name) for name in SOURCES}
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"text": "what was not there before " * 9}) + "\n")
+    sources = [SourceSection(name=name, files=(str(files[name]), *([str(more)] if name == "web" else []))) for name in SOURCES]
+    prepare(sources, out=tmp_path / "other", tokenizer="bytes", heldout_fraction=0.1, workers=1)
+    run_dir = make_run(tmp_path, data)
+    ends = ends_of(order_of(run_dir).steps, 1, 9)
+    record_attempt(run_dir, attempt=1, base_step=0, next_samples=ends[:5])
+    before = asked(run_dir, "--step", 2)
+    config = run_dir / "config.toml"
+    config.write_text(re.sub(r'(?m)^path = ".*"', f'path = "{tmp_path}/other"', config.read_text()))
+    config_of.cache_clear()
+    record_attempt(run_dir, attempt=2, base_step=5, next_samples=ends[5:])
+    assert "--data DIR" in asked(run_dir, "--step", 2, exit_code=4)["error"]["hint"]
+    assert asked(run_dir, "--step", 2, "--data", data) == before
+    assert len(asked(run_dir, "--step", 7)["hits"])
+    for step in (7, 20):
+        assert "which is not here" in asked(run_dir, "--step", step, "--data", data, exit_code=4)["error"]["what"]
+    assert "other data" in asked(run_dir, "--document", before["hits"][0]["hash"], "--data", data, exit_code=4)["error"]["what"]
 
 
 def test_steps_before_a_shard_was_made_anew_saw_what_was_there_then(data: Path, tmp_path: Path, asked: Answer) -> None:
