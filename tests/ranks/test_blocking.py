@@ -123,9 +123,14 @@ def test_batches_without_a_live_token_change_no_bit(layout: str, sums: str, run_
     assert rules == ["no_live_tokens"] * 6
 
 
-def test_a_run_whose_shard_is_gone_names_it_and_goes_on_without_it(run_ranks: RunRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_step", [0, 9])
+def test_a_run_whose_shard_is_gone_names_it_and_goes_on_without_it(at_step: int, run_ranks: RunRanks, tmp_path: Path) -> None:
+    """From the start, or behind a checkpoint whose probe reads it."""
     data = prepare_documents(tmp_path, sentence="pack my box with five dozen liquor jugs. ", shard_bytes=1000)
-    config = config_of(data, tmp_path / "run", layout="alone", sums="float", num_steps=6)
+    config = config_of(data, tmp_path / "run", layout="alone", sums="float", num_steps=20)
+    if at_step:
+        with pytest.raises(AssertionError, match="died"):
+            run_ranks(train, 1, init=False, config=config, kill_at=at_step)
     (data / "text" / "train" / "00003.tok").unlink()
     for _ in range(2):
         with pytest.raises(AssertionError, match="data block RUN --shard text/00003"):
@@ -135,5 +140,5 @@ def test_a_run_whose_shard_is_gone_names_it_and_goes_on_without_it(run_ranks: Ru
     entries = read_ledger(tmp_path / "run" / "ledger.jsonl")
     (lost,) = [entry for entry in entries if entry.event == "shard.quarantined"]
     assert (lost.fields["shard"], lost.fields["kind"]) == ("text/00003", "missing")
-    assert taken(tmp_path / "run")[0][:2] == ("text/00003", 0)
+    assert taken(tmp_path / "run")[0][:2] in [("text/00003", sample) for sample in ((24, 48) if at_step else (0,))]
     assert entries[-1].event == "run.finished"

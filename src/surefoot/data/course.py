@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.core.blocking import Block, head_of
-from surefoot.core.errors import DataError
+from surefoot.core.errors import DataError, lost_shard
 from surefoot.core.sections import DataSection, TrainSection
 from surefoot.core.stages import Stage
 from surefoot.data.blocked import silenced
@@ -232,13 +232,14 @@ class Course:
         return SampleStream(order, stores=self.stores, eos_id=self.manifest.tokenizer.eos_id, blocks=self._taken.all_here(blocks))
 
     def _refuse_other_tokens(self, wanted: Cursor, stream: SampleStream, known: Sequence[Block]) -> None:
-        """Raises DataError when the probe differs. What was blocked since may be unreadable: then nothing is proven, and that is said."""
+        """Raises DataError when the probe differs. A shard that is lost may have been blocked since, or be asked for: then nothing is
+        proven, and that is said. Whoever still needs it meets it when its rows are read."""
         if wanted.order_probe == UNPROBED:
             return
         try:
             probe = stream.probe(wanted.next_sample, known=self._taken.all_here(known))
         except DataError as error:
-            if not stream.probes_any(self._taken.all_here(self.blocks[len(known) :]), wanted.next_sample):
+            if not lost_shard(error):
                 raise
             logger.warning("the order before sample %d is not proven by its tokens: %s", wanted.next_sample, error)
             return

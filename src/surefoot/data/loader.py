@@ -140,8 +140,7 @@ class ShardedLoader:
 
         Raises DataError, and changes nothing, when the data, the recipe, the blocklist or the order is not that of the cursor.
         """
-        self._check_files()
-        self.course.seek(cursor)
+        self.course.seek(cursor)  # files are looked at before the first batch: what is asked for now is taken between the two
         self._forget()
         if self.data_change and self._rank == 0:
             logger.warning("%s", self.data_change)

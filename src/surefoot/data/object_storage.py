@@ -55,13 +55,13 @@ class ObjectStorage:
     def read(self, name: str) -> bytes:
         import obstore
 
-        return self._patiently(lambda: bytes(obstore.get(self._backend, name).bytes()), doing=f"reading {name}")
+        return self._patiently(lambda: bytes(obstore.get(self._backend, name).bytes()), doing=f"reading {name}", file=name)
 
     def num_bytes(self, names: Sequence[str]) -> list[int]:
         import obstore
 
         def size(name: str) -> int:
-            return self._patiently(lambda: obstore.head(self._backend, name)["size"], doing=f"looking at {name}")
+            return self._patiently(lambda: obstore.head(self._backend, name)["size"], doing=f"looking at {name}", file=name)
 
         return list(self._pool.map(size, names))
 
@@ -97,7 +97,7 @@ class ObjectStorage:
             return memoryview(obstore.get_range(self._backend, wanted.name, start=wanted.offset, end=end))
 
         try:
-            return self._patiently(attempt, doing=f"reading {wanted.name} at {wanted.offset}")
+            return self._patiently(attempt, doing=f"reading {wanted.name} at {wanted.offset}", file=wanted.name)
         except DataError as error:
             if error.values["kind"] == _BEYOND:  # it ends before the range begins
                 return memoryview(b"")
@@ -118,16 +118,16 @@ class ObjectStorage:
         except _store_errors() as error:
             raise self._named(error, doing="opening it") from error
 
-    def _patiently(self, attempt: Callable[[], Answer], *, doing: str) -> Answer:
-        foreign = (_store_errors(), OSError)
-        return patiently(
-            attempt, patience=self._patience, clock=self._clock, foreign=foreign, named=lambda error: self._named(error, doing=doing)
-        )
+    def _patiently(self, attempt: Callable[[], Answer], *, doing: str, file: str) -> Answer:
+        def named(error: Exception) -> DataError:
+            return self._named(error, doing=doing, file=file)
 
-    def _named(self, error: Exception, *, doing: str) -> DataError:
+        return patiently(attempt, patience=self._patience, clock=self._clock, foreign=(_store_errors(), OSError), named=named)
+
+    def _named(self, error: Exception, *, doing: str, file: str | None = None) -> DataError:
         look = "is this the prefix under which the prepared folder was copied?"
         problem = problem_of(error, url=self._url, doing=doing, rights="read", setting="[data] path", look=look)
-        return DataError(problem.what, where=self._url, hint=problem.hint, kind=problem.kind, detail=problem.detail)
+        return DataError(problem.what, where=self._url, hint=problem.hint, kind=problem.kind, detail=problem.detail, file=file)
 
 
 def coalesced(wanted: Sequence[ByteRange], *, gap_bytes: int = _GAP_BYTES, max_bytes: int = _MAX_REQUEST_BYTES) -> list[list[ByteRange]]:

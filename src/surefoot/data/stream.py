@@ -60,10 +60,6 @@ class SampleStream:
             token_crcs=self._crcs(probed),
         )
 
-    def probes_any(self, blocks: Sequence[Block], next_sample: int) -> bool:
-        """Whether the whole probe reads a token that `blocks` leave out."""
-        return len(self._probed(next_sample, blocks)) < len(self._probed(next_sample, ()))
-
     def _probed(self, next_sample: int, known: Sequence[Block]) -> list[Sample]:
         first = max(self.order.known_from(), next_sample - PROBE_SAMPLES)
         samples = self.order.at(self.order.steps.without_skipped(np.arange(first, next_sample, dtype=np.int64)))
