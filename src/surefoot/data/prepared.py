@@ -27,7 +27,8 @@ def check_prepared(
 ) -> None:
     """Raise DataError when the data prepared in `path` is not what a config with these settings would prepare. Reads no document.
 
-    `command` is what prepares it, where these settings are not all of it. A tokenizer file counts by its bytes. One that is not on this machine cannot be compared: a run folder may be copied without it.
+    `command` is what prepares it, where these settings are not all of it. A tokenizer file counts by its bytes. One that is not on this
+    machine cannot be compared: a run folder may be copied without it.
     """
     check_sources(sources)
     manifest = load_manifest(path)
