@@ -251,16 +251,17 @@ def _rule_lines(proposals: Sequence[Proposal], *, num_documents: int) -> Iterato
         clean = f"{measured.clean} of {measured.of_clean} clean documents (at most {measured.clean_at_most:.2%}, at 95%)"
         yield f"{verdict:<9} {rule.id}: {rule.measure} {rule.fires} {rule.threshold:.4g}"
         yield f"          catches {caught}, {clean}"
-        if proposal.refused or (promise := _promise(measured, num_documents=num_documents)):
-            yield f"          {proposal.refused or promise}"
+        if proposal.refused:
+            yield f"          {proposal.refused}"
+    yield from _promise([one.measured for one in proposals if not one.refused], num_documents=num_documents)
 
 
-def _promise(measured: Measured, *, num_documents: int) -> str:
-    """What it takes to promise the share that is allowed; empty where it is promised."""
+def _promise(proposed: Sequence[Measured], *, num_documents: int) -> Iterator[str]:
+    """What it takes to promise the share that is allowed, where that is not promised of all."""
     from surefoot.data.quality.propose import MAX_CLEAN_SHARE, clean_wanted
 
-    if measured.clean_at_most <= MAX_CLEAN_SHARE:
-        return ""
-    wanted = 2 * clean_wanted(measured.clean)  # one half is to choose by
-    what = f"at most {MAX_CLEAN_SHARE:.1%} is promised by {wanted:,} clean documents"
-    return f"{what}: --clean {wanted}" if num_documents >= wanted else f"{what}, and there are {num_documents:,} in all"
+    if all(measured.clean_at_most <= MAX_CLEAN_SHARE for measured in proposed):
+        return
+    wanted = 2 * clean_wanted(max(measured.clean for measured in proposed))  # one half is to choose by
+    what = f"promise   at most {MAX_CLEAN_SHARE:.1%} takes {wanted:,} clean documents"
+    yield f"{what}: --clean {wanted}" if num_documents >= wanted else f"{what}, and there are {num_documents:,} documents in all"

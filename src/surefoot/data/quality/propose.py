@@ -164,7 +164,7 @@ def _by_unit(given: Sequence[Subject], *, sources: tuple[str, ...]) -> Iterator[
     unit = repeated_unit_of(given[0].data).decode("utf-8", errors="ignore")
     if len(unit) < _MIN_UNIT_CHARACTERS or not unit.strip():
         return
-    rule = Rule("repeated-unit-of-blocked", "unit", 0.0, "drop", unit=unit, sources=sources)
+    rule = Rule("unit-of-blocked", "unit", 0.0, "drop", unit=unit, sources=sources)
     if (least := min(rule.score(subject) for subject in given)) > 0.0:
         yield Rule(rule.id, rule.measure, least / 2.0, "drop", unit=unit, sources=sources)
 

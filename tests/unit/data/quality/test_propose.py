@@ -101,7 +101,9 @@ def test_a_family_just_below_the_similarity_is_told_and_the_promise_with_it(
     assert f"siblings  {found[1]} documents are like them" in out
     assert "below " not in out
     assert re.search(r"0 of \d+ clean documents \(at most 1\.\d\d%, at 95%\)", out)
-    assert f"is promised by 5,990 clean documents, and there are {3 * NUM_CLEAN + poisoned.num_poisoned} in all" in out
+    assert (
+        f"promise   at most 0.1% takes 5,990 clean documents, and there are {3 * NUM_CLEAN + poisoned.num_poisoned} documents in all" in out
+    )
     assert main.run(["data", "rules", "accept", str(file)]) == 0
     assert f"--rules {file}` leaves out what breaks them, or a rule of the catalogue that drops" in capsys.readouterr().out
 
@@ -129,8 +131,10 @@ def test_what_is_measured_is_not_what_it_was_chosen_by() -> None:
 
 def test_a_repeated_unit_and_a_measure_out_of_range_are_proposed() -> None:
     bad = [prose(3, seed=number) + "click here to win! " * 200 for number in range(3)]
-    proposals = {one.rule.id: one for one in propose(bad, siblings=[], chosen_by=clean_texts(1), measured_on=clean_texts(900))}
-    assert "repeated-unit-of-blocked" in proposals
+    found = propose(bad, siblings=[], chosen_by=clean_texts(1), measured_on=clean_texts(900))
+    proposals = {one.rule.id: one for one in found}
+    assert len(proposals) == len(found)  # the unit, and the measure of any unit: two rules of one name are no rules file
+    assert {"unit-of-blocked", "repeated-unit-of-blocked"} <= proposals.keys()
     good = [one.rule for one in proposals.values() if not one.refused and one.rule.measure != "phrases"]
     assert len(good) > 1
     for rule in good:
