@@ -2,19 +2,21 @@
 
 `.len`          '<u4' tokens of each document, padded to 8 bytes, then the first token of every 1,024th as '<u8'
 `.idx`          '<u8' first 8 bytes of each document's hash as a big-endian number, ascending, then their document numbers as '<u4'
-`.src.parquet`  a row per document: doc_hash, file, record, byte_offset, byte_length
+`.src.parquet`  a row per document: doc_hash, file, record, byte_offset, byte_length; its pages have checksums, and before its metadata,
+                where Parquet reads nothing, 8 bytes "SFfooter" and the xxh3_64 of all that follows
 """
 
 from __future__ import annotations
 
-import io
-import os
+import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from surefoot.core.errors import DataError
 from surefoot.data.shards import LEN_STRIDE
@@ -27,9 +29,15 @@ if TYPE_CHECKING:
 I64Array = npt.NDArray[np.int64]
 
 ORIGIN_COLUMNS: Final = ("doc_hash", "file", "record", "byte_offset", "byte_length")
+DAMAGED_FILE: Final = "damaged-file"
+"""Kind of the DataError for a file beside a shard that is not what was written."""
 _HINT: Final = "restore the file from a copy, or prepare the data again with --force"
 _WINDOW: Final = 2048
 """Entries of an index that are read at once, 16 KiB. Of 500,000 uniform hashes 99.5% lie within 1,024 of where they are foretold."""
+_TAIL_BYTES: Final = 64 * 1024  # the metadata of 100 row groups
+_SEAL: Final = struct.Struct("<8sQ")
+_SEAL_MAGIC: Final = b"SFfooter"
+_FOOTER_END_BYTES: Final = 8  # the length of the metadata, and PAR1
 _MAX_KEY: Final = (1 << 64) - 1
 
 
@@ -43,11 +51,18 @@ class SideFile:
     def where(self) -> str:
         return f"{self._storage.place}/{self.name}"
 
+    def damaged(self, what: str, **values: object) -> DataError:
+        """The error for a file that is not what was written."""
+        return DataError(what, where=self.where, hint=_HINT, kind=DAMAGED_FILE, **values)
+
+    def num_bytes(self) -> int:
+        return self._storage.num_bytes([self.name])[0]
+
     def bytes_at(self, offset: int, num_bytes: int) -> bytes:
         wanted = ByteRange(self.name, offset, num_bytes)
         got = next(bytes(view) for view in self._storage.ranges([wanted]))
         if len(got) < num_bytes:
-            raise DataError(f"it is cut short: {num_bytes} bytes wanted at {offset}, got {len(got)}", where=self.where, hint=_HINT)
+            raise self.damaged(f"it is cut short: {num_bytes} bytes wanted at {offset}, got {len(got)}")
         return got
 
     def read(self, offset: int, count: int, *, dtype: str) -> npt.NDArray[Any]:
@@ -56,22 +71,32 @@ class SideFile:
 
 
 class Lengths:
-    """Where each document of a shard begins, in tokens of the shard. One read of 8 bytes per 1,024 documents, then 4 KiB a look-up."""
+    """Where each document of a shard begins, in tokens of the shard. One read of 8 bytes per 1,024 documents, then 4 KiB a look-up.
+
+    Lengths are read with all that have a sum in common, and compared with it: one number that is not what was written is seen.
+    """
 
     def __init__(self, file: SideFile, *, num_docs: int, num_tokens: int) -> None:
-        self._num_docs, self._num_tokens = num_docs, num_tokens
+        self._num_docs = num_docs
         self._file = file
         counts_bytes = -(-4 * num_docs // 8) * 8
-        self._firsts = self._file.read(counts_bytes, -(-num_docs // LEN_STRIDE), dtype="<u8").astype(np.int64)
+        firsts = self._file.read(counts_bytes, -(-num_docs // LEN_STRIDE), dtype="<u8").astype(np.int64)
+        self._firsts, self._sums = firsts, np.append(firsts, num_tokens)
+        if firsts[0] != 0 or (np.diff(self._sums) <= 0).any():
+            raise self._file.damaged(f"the sums of its lengths do not go up from 0 to {num_tokens}")
 
     def bounds(self, first_doc: int, end_doc: int) -> I64Array:
         """The first token of each document in [first_doc, end_doc), and behind them where the last one ends."""
-        stride = first_doc // LEN_STRIDE
-        counts = self._file.read(4 * stride * LEN_STRIDE, end_doc - stride * LEN_STRIDE, dtype="<u4").astype(np.int64)
+        stride, end_stride = first_doc // LEN_STRIDE, -(-end_doc // LEN_STRIDE)
+        first = stride * LEN_STRIDE
+        counts = self._file.read(4 * first, min(end_stride * LEN_STRIDE, self._num_docs) - first, dtype="<u4").astype(np.int64)
         bounds = int(self._firsts[stride]) + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-        if bounds[-1] > self._num_tokens:
-            raise DataError(f"documents end at token {bounds[-1]} of {self._num_tokens}", where=self._file.where, hint=_HINT)
-        return bounds[first_doc - stride * LEN_STRIDE :]
+        got, wanted = np.append(bounds[:-1:LEN_STRIDE], bounds[-1]), self._sums[stride : end_stride + 1]
+        if (got != wanted).any():
+            wrong = int(np.flatnonzero(got != wanted)[0])
+            before = min(first + wrong * LEN_STRIDE, self._num_docs)
+            raise self._file.damaged(f"its first {before} documents have {got[wrong]} tokens by their lengths, {wanted[wrong]} by the sums")
+        return bounds[first_doc - first : end_doc - first + 1]
 
     def documents_in(self, start: int, end: int) -> tuple[int, int]:
         """[first, end) of the documents that hold a token of [start, end)."""
@@ -84,24 +109,39 @@ class Lengths:
         return first + int(np.searchsorted(bounds, token, side="right")) - 1
 
 
-def documents_by_hash(storage: Storage, indexes: Sequence[tuple[str, int]], *, low: int, high: int) -> list[list[int]]:
-    """From each `.idx` file (name, documents): those whose hash begins with 8 bytes from `low` to `high`, both included.
+def documents_by_hash(storage: Storage, indexes: Sequence[tuple[str, int]], *, keys: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """From each `.idx` file (name, documents): those whose hash begins with 8 bytes from low to high of its `keys`, both included.
 
     All files are looked into at once, where a uniform key would lie; the few whose key lies elsewhere are searched. Some 16 KiB of each.
+    Raises DataError for hashes that are not in order.
     """
-    windows = [_window(num_docs, _foretold(low, num_docs)) for _, num_docs in indexes]
+    windows = [_window(num_docs, _foretold(low, num_docs)) for (_, num_docs), (low, _) in zip(indexes, keys, strict=True)]
     wanted = [ByteRange(name, 8 * begin, 8 * (end - begin)) for (name, _), (begin, end) in zip(indexes, windows, strict=True)]
     found: list[tuple[int, int] | None] = []
-    for (_, num_docs), (begin, end), view in zip(indexes, windows, storage.ranges(wanted), strict=True):
-        keys = np.frombuffer(view, dtype="<u8", count=len(view) // 8)
-        first, last = (int(place) for place in (keys.searchsorted(np.uint64(low)), keys.searchsorted(np.uint64(high), side="right")))
-        is_inside = len(keys) == end - begin and (first > 0 or begin == 0) and (last < len(keys) or end == num_docs)
+    for (name, num_docs), (begin, end), (low, high), view in zip(indexes, windows, keys, storage.ranges(wanted), strict=True):
+        here = _in_order(np.frombuffer(view, dtype="<u8", count=len(view) // 8), SideFile(storage, name))
+        first, last = (int(place) for place in (here.searchsorted(np.uint64(low)), here.searchsorted(np.uint64(high), side="right")))
+        is_inside = len(here) == end - begin and (first > 0 or begin == 0) and (last < len(here) or end == num_docs)
         found.append((begin + first, begin + last) if is_inside else None)
     numbers = []
-    for (name, num_docs), place in zip(indexes, found, strict=True):
+    for (name, num_docs), (low, high), place in zip(indexes, keys, found, strict=True):
         file = SideFile(storage, name)
         first, end = place or (_rank(file, num_docs=num_docs, key=low), _rank(file, num_docs=num_docs, key=high + 1))
-        numbers.append(file.read(8 * num_docs + 4 * first, end - first, dtype="<u4").tolist() if end > first else [])
+        numbers.append(_numbers(file, first, end, num_docs=num_docs) if end > first else [])
+    return numbers
+
+
+def _in_order(keys: npt.NDArray[Any], file: SideFile) -> npt.NDArray[Any]:
+    if (keys[1:] < keys[:-1]).any():
+        raise file.damaged("its hashes are not in order")
+    return keys
+
+
+def _numbers(file: SideFile, first: int, end: int, *, num_docs: int) -> list[int]:
+    """The documents that an index has at [first, end)."""
+    numbers: list[int] = file.read(8 * num_docs + 4 * first, end - first, dtype="<u4").tolist()
+    if max(numbers) >= num_docs:
+        raise file.damaged(f"it names document {max(numbers)} of {num_docs}")
     return numbers
 
 
@@ -113,7 +153,7 @@ def _rank(file: SideFile, *, num_docs: int, key: int) -> int:
     while first < end:
         share = (key - below) / (above - below) if num_misses < 2 else 0.5
         begin, stop = _window(end - first, int((end - first) * share))
-        keys = file.read(8 * (first + begin), stop - begin, dtype="<u8")
+        keys = _in_order(file.read(8 * (first + begin), stop - begin, dtype="<u8"), file)
         place = int(keys.searchsorted(np.uint64(key))) if key <= _MAX_KEY else len(keys)
         if place == 0 and begin > 0:
             end, above = first + begin, int(keys[0])
@@ -135,49 +175,61 @@ def _window(size: int, middle: int) -> tuple[int, int]:
     return begin, min(size, begin + _WINDOW)
 
 
-class _Seekable(io.RawIOBase):
-    """A side file as pyarrow wants one: what it seeks and reads becomes a read by range."""
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The metadata at the end of a Parquet file of `end` bytes. `is_sealed`: it is what its checksum says; files of before have none."""
 
-    def __init__(self, file: SideFile, *, num_bytes: int) -> None:
-        super().__init__()
-        self._file, self._num_bytes, self._position = file, num_bytes, 0
+    data: bytes
+    end: int
+    is_sealed: bool
 
-    def readable(self) -> bool:
-        return True
 
-    def seekable(self) -> bool:
-        return True
+def sealed(parquet: bytes) -> bytes:
+    """A Parquet file with the checksum of its metadata before it: pages have their own, and Arrow trusts metadata until it crashes."""
+    begin = len(parquet) - _FOOTER_END_BYTES - int.from_bytes(parquet[-8:-4], "little")
+    return parquet[:begin] + _SEAL.pack(_SEAL_MAGIC, xxh3_64_intdigest(parquet[begin:])) + parquet[begin:]
 
-    def tell(self) -> int:
-        return self._position
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}[whence]
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._num_bytes - self._position)
-        data = self._file.bytes_at(self._position, left if size is None or size < 0 else min(size, left))
-        self._position += len(data)
-        return data
+def read_footer(file: SideFile) -> Footer:
+    """Raises DataError for one that is not what was written, where its checksum says so."""
+    end = file.num_bytes()
+    tail = file.bytes_at(max(0, end - _TAIL_BYTES), min(end, _TAIL_BYTES))
+    if tail[-4:] != b"PAR1":
+        raise file.damaged("it does not end as Parquet does")
+    num_bytes = _FOOTER_END_BYTES + int.from_bytes(tail[-8:-4], "little")
+    wanted = num_bytes + _SEAL.size
+    if wanted > end:
+        raise file.damaged(f"its metadata should have {num_bytes} bytes, all of it has {end}")
+    data = (tail if wanted <= len(tail) else file.bytes_at(end - wanted, wanted))[-wanted:]
+    magic, digest = _SEAL.unpack_from(data)
+    footer = data[_SEAL.size :]
+    if magic == _SEAL_MAGIC and digest != xxh3_64_intdigest(footer):
+        raise file.damaged(f"its metadata has checksum {xxh3_64_intdigest(footer):016x}, written was {digest:016x}")
+    return Footer(footer, end, is_sealed=magic == _SEAL_MAGIC)
 
 
 class Origins:
-    """The rows of a `.src.parquet`, by document number. Reads the row groups that hold them, and keeps the last one."""
+    """The rows of a `.src.parquet`, by document number. Reads the row groups that hold them, and keeps the last one.
 
-    def __init__(self, file: SideFile, *, num_bytes: int, num_docs: int) -> None:
+    Parquet is read from memory that we filled: of a file of Python's Arrow asks in a thread of its own, which may still be at it when the
+    interpreter ends, and then ends the process with SIGABRT.
+    """
+
+    def __init__(self, file: SideFile, *, footer: Footer, num_docs: int) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._where = file.where
+        self._file, self._num_bytes = file, footer.end
         try:
-            self._file: pq.ParquetFile = pq.ParquetFile(pa.PythonFile(_Seekable(file, num_bytes=num_bytes), mode="r"))
+            self._metadata: pq.FileMetaData = pq.read_metadata(pa.BufferReader(footer.data))
+            metadata = self._metadata
+            self._ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"it cannot be read: {error}", where=self._where, hint=_HINT) from error
-        metadata = self._file.metadata
-        self._ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
-        if metadata.num_rows != num_docs:
-            raise DataError(f"it has {metadata.num_rows} rows, the manifest says {num_docs}", where=self._where, hint=_HINT)
+            raise file.damaged(f"it cannot be read: {error}") from error
+        if metadata.num_rows != num_docs or (self._ends or [0])[-1] != num_docs:
+            raise file.damaged(f"it has {metadata.num_rows} rows, the manifest says {num_docs}")
+        if not set(ORIGIN_COLUMNS) <= set(metadata.schema.names):
+            raise file.damaged(f"its columns are {', '.join(metadata.schema.names)}")
         self._last: tuple[tuple[int, tuple[str, ...]], pa.Table] | None = None
 
     def rows(self, first_doc: int, end_doc: int) -> list[dict[str, Any]]:
@@ -218,9 +270,6 @@ class Origins:
                 break
         return names
 
-    def close(self) -> None:
-        self._file.close()
-
     def _groups(self, first_doc: int, end_doc: int) -> Iterator[tuple[int, int, int]]:
         """(row group, its first document, its end) of each that holds one of [first_doc, end_doc)."""
         begin = 0
@@ -234,13 +283,34 @@ class Origins:
 
         if self._last is None or self._last[0] != (group, columns):
             try:
-                self._last = (group, columns), self._file.read_row_group(group, columns=list(columns), use_threads=False)
+                self._last = (group, columns), self._unpacked(group, columns)
             except (OSError, pa.ArrowException) as error:
-                raise DataError(f"row group {group} cannot be read: {error}", where=self._where, hint=_HINT) from error
+                raise self._file.damaged(f"row group {group} cannot be read: {error}") from error
         return self._last[1]
 
+    def _unpacked(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        """The columns of one row group, out of memory as long as the file, of which only they are filled."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        row_group = self._metadata.row_group(group)
+        chunks = [row_group.column(number) for number in range(row_group.num_columns)]
+        wanted = [chunk for chunk in chunks if chunk.path_in_schema in columns]
+        begins = [chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset for chunk in wanted]
+        begin, end = min(begins), max(at + chunk.total_compressed_size for at, chunk in zip(begins, wanted, strict=True))
+        if not 0 <= begin < end <= self._num_bytes:
+            raise self._file.damaged(f"row group {group} should lie at bytes {begin}:{end} of {self._num_bytes}")
+        buffer = pa.allocate_buffer(self._num_bytes)
+        memoryview(buffer).cast("B")[begin:end] = self._file.bytes_at(begin, end - begin)
+        reader = pq.ParquetFile(pa.BufferReader(buffer), metadata=self._metadata, page_checksum_verification=True)
+        table = reader.read_row_group(group, columns=list(columns), use_threads=False)
+        table.validate(full=True)  # checksums leave out what is before a page
+        if table.num_rows != row_group.num_rows:
+            raise self._file.damaged(f"row group {group} has {table.num_rows} rows, its metadata says {row_group.num_rows}")
+        return table
+
     def _may_hold(self, group: int, name: str) -> bool:
-        metadata = self._file.metadata.row_group(group)
+        metadata = self._metadata.row_group(group)
         column = next(number for number in range(metadata.num_columns) if metadata.column(number).path_in_schema == "file")
         bounds = metadata.column(column).statistics
         return bounds is None or not bounds.has_min_max or bool(bounds.min <= name <= bounds.max)

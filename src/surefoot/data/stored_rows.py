@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from surefoot.data.quality.minhash import NUM_BINS
 from surefoot.data.shards import LEN_STRIDE
+from surefoot.data.side_files import sealed
 
 ROW: Final = np.dtype(
     [
@@ -68,5 +69,5 @@ def origins_file(rows: Rows, *, files: Sequence[str]) -> bytes:
         "byte_length": pa.array(rows["length"].astype(np.int64)),
     }
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink, compression="zstd", row_group_size=_ROWS_PER_GROUP)
-    return sink.getvalue()
+    pq.write_table(pa.table(columns), sink, compression="zstd", row_group_size=_ROWS_PER_GROUP, write_page_checksum=True)
+    return sealed(sink.getvalue())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,14 @@ import pytest
 from surefoot.core.blocking import Block, TokenSpan
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.data.blocked import silenced
+from surefoot.data.filling import PADDING_FILE
 from surefoot.data.hits import Hit, hits_of
 from surefoot.data.manifest import load_manifest
 from surefoot.data.provenance import Provenance, StoredDocument, merged
 from surefoot.data.recipe import RunOrder, run_order
+from surefoot.data.reprocess import reprocess
 from surefoot.data.shards import TokenStore
+from surefoot.data.side_files import DAMAGED_FILE
 from surefoot.data.tokenizer import bytes_tokenizer
 from tests.three_sources import ALIKE, SOURCES, config_of, corpus_file, make_run, prepare_three
 
@@ -215,3 +220,115 @@ def test_no_more_is_read_than_is_asked_for(three: Path) -> None:
         finally:
             for file in files:
                 file.with_suffix(file.suffix + ".away").rename(file)
+
+
+Answers = dict[str, object]
+
+
+def answers(path: Path, asked: Iterable[str], *, source: str = "code") -> Answers:
+    """What is told of each document, and of all tokens of the first shard; of a damaged file, the kind of the error."""
+
+    def told(document: str) -> object:
+        with Provenance(path) as provenance:
+            try:
+                if document == "all":
+                    return provenance.documents(TokenSpan(source, 0, provenance.manifest.split(source, "train").shards[0].tokens))
+                return provenance.find(document)
+            except DataError as error:
+                return error.values.get("kind")
+
+    return {document: told(document) for document in asked}
+
+
+@pytest.mark.parametrize("suffix", ["len", "idx", "src.parquet"])
+def test_nothing_is_answered_from_a_damaged_file(suffix: str, three: Path, tmp_path: Path) -> None:
+    """A bit at a time. What is told is right, or it is told that the file is damaged."""
+    data = tmp_path / "data"
+    shutil.copytree(three, data)
+    documents = [stored for stored in all_documents(three) if (stored.source, stored.shard) == ("code", "00000")]
+    asked = ["all", *(name for stored in documents[::3] for name in (stored.id, stored.hash))]
+    right = answers(data, asked)
+    file = data / "code" / "train" / f"00000.{suffix}"
+    content = file.read_bytes()
+    num_told = 0
+    for place in range(0, len(content), 1 + len(content) // 40):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        got = answers(data, asked)
+        wrong = {name: one for name, one in got.items() if one != right[name]}
+        assert set(wrong.values()) <= {DAMAGED_FILE}
+        num_told += bool(wrong)
+    assert num_told > 20
+
+
+@pytest.mark.parametrize("suffix", ["len", "src.parquet"])
+def test_a_damaged_file_of_format_1_contradicts_the_tokens(suffix: str, tmp_path: Path) -> None:
+    shutil.copytree(FROZEN, tmp_path / "data")
+    (name,) = load_manifest(FROZEN).sources
+    file = tmp_path / "data" / name / "train" / f"00000.{suffix}"
+    content = bytearray(file.read_bytes())
+    content[8 if suffix == "len" else -20] ^= 1
+    file.write_bytes(content)
+    assert answers(tmp_path / "data", [f"{name}/1", f"{name}/2"], source=name) == {f"{name}/1": DAMAGED_FILE, f"{name}/2": DAMAGED_FILE}
+
+
+def test_lengths_are_compared_in_full_where_the_tokens_cannot_be_read(three: Path, tmp_path: Path) -> None:
+    """Who asks which documents a damaged shard holds gets an answer."""
+    data = tmp_path / "data"
+    shutil.copytree(three, data)
+    right = answers(data, ["code/1"])
+    (data / "code" / "train" / "00000.tok").unlink()
+    assert answers(data, ["code/1"]) == right
+    file = data / "code" / "train" / "00000.len"
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1  # no length: what fills them up
+    file.write_bytes(content)
+    assert answers(data, ["code/1"]) == {"code/1": DAMAGED_FILE}
+
+
+def test_files_of_touched_shards_are_compared_in_full(three: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(three, data)
+    entry = load_manifest(data).split("code", "train").shards[0]
+    file = data / "code" / "train" / "00000.src.parquet"
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1  # no row: the magic number
+    file.write_bytes(content)
+    with Provenance(data) as provenance:
+        assert provenance.check([TokenSpan("code", entry.tokens, entry.tokens + 1), TokenSpan("web", 0, 9)])
+        assert provenance.check_indexes()
+        with pytest.raises(DataError, match=r"its sha256 is .*, the manifest says") as refused:
+            provenance.check([TokenSpan("code", entry.tokens - 1, entry.tokens)])
+    assert refused.value.where == str(file)
+    assert "restore the file from a copy" in str(refused.value)
+    with Provenance(FROZEN) as provenance:
+        assert not provenance.check([TokenSpan(name, 0, 1) for name in provenance.manifest.sources])
+
+
+def test_no_such_document_is_said_when_the_indexes_are_whole(three: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(three, data)
+    last = load_manifest(data).split("web", "train").shards[-1]
+    file = data / "web" / "train" / f"{last.name}.idx"
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1  # in order still
+    file.write_bytes(content)
+    with Provenance(data) as provenance, pytest.raises(DataError, match="its sha256 is"):
+        provenance.find("0123456789abcdef")
+    with Provenance(FROZEN) as provenance, pytest.raises(DataError, match="not compared with the manifest"):
+        provenance.find("0123456789abcdef")
+
+
+def test_padding_is_a_document_of_many_ends(tmp_path: Path) -> None:
+    """Of a shard made anew: all of it is EOS, and nothing else may be."""
+    data = prepare_three(tmp_path / "data")
+    entry = load_manifest(data).split("prose", "train").shards[0]
+    given = tmp_path / "few.jsonl"
+    given.write_text(json.dumps({"text": "few"}) + "\n")
+    after = reprocess(data, shard="prose/00000", inputs=[str(given)])
+    assert after.replaced[0].padded_tokens > 100
+    with Provenance(data) as provenance:
+        documents = provenance.documents(TokenSpan("prose", 0, entry.tokens))
+        assert [stored.file for stored in documents][-1] == PADDING_FILE
+        assert provenance.documents(TokenSpan("prose", entry.tokens - 1, entry.tokens)) == documents[-1:]

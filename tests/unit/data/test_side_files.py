@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 
 from surefoot.core.errors import DataError
 from surefoot.data.shards import LEN_STRIDE
-from surefoot.data.side_files import Lengths, SideFile, documents_by_hash, runs_of
+from surefoot.data.side_files import DAMAGED_FILE, Lengths, SideFile, documents_by_hash, runs_of
 from surefoot.data.storage import ByteRange, LocalStorage
+from surefoot.data.stored_rows import ROW, origins_file
 
 Keys = npt.NDArray[np.uint64]
 NUM_DOCS = 200_000
@@ -38,7 +41,7 @@ def index_of(keys: Keys, folder: Path) -> Counting:
 
 
 def found(storage: Counting, num_docs: int, low: int, high: int) -> list[int]:
-    (numbers,) = documents_by_hash(storage, [("00000.idx", num_docs)], low=low, high=high)
+    (numbers,) = documents_by_hash(storage, [("00000.idx", num_docs)], keys=[(low, high)])
     return numbers
 
 
@@ -107,8 +110,53 @@ def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
 def test_lengths_of_other_data_are_refused(tmp_path: Path) -> None:
     lengths_of(np.full(3000, 5), tmp_path)
     lengths = Lengths(SideFile(LocalStorage(tmp_path), "00000.len"), num_docs=3000, num_tokens=14_000)
-    with pytest.raises(DataError, match="15000 of 14000"):
+    with pytest.raises(DataError, match="have 15000 tokens by their lengths, 14000 by the sums"):
         lengths.documents_in(13_999, 14_000)
+
+
+@pytest.mark.parametrize("number", [0, 1, LEN_STRIDE, 2500, 2999, 3000, 3001, 3002])
+def test_one_length_or_sum_that_changed_is_seen(number: int, tmp_path: Path) -> None:
+    """All documents are as long as a bit is worth, so that none ends where the tokens would contradict it."""
+    lengths_of(np.full(3000, 8), tmp_path)
+    file = tmp_path / "00000.len"
+    data = bytearray(file.read_bytes())
+    data[4 * number if number < 3000 else 12_000 + 8 * (number - 3000)] ^= 16
+    file.write_bytes(data)
+    document = min(number, 2999) if number < 3000 else (number - 3000) * LEN_STRIDE
+    with pytest.raises(DataError, match="sums") as refused:
+        Lengths(SideFile(LocalStorage(tmp_path), "00000.len"), num_docs=3000, num_tokens=24_000).bounds(document, document + 1)
+    assert refused.value.values["kind"] == DAMAGED_FILE
+
+
+def test_an_index_out_of_order_is_seen(tmp_path: Path) -> None:
+    keys = np.arange(0, 1 << 60, 1 << 50, dtype=np.uint64)
+    index_of(keys, tmp_path)
+    file = tmp_path / "00000.idx"
+    data = bytearray(file.read_bytes())
+    data[8 * 700 + 6] ^= 128
+    file.write_bytes(data)
+    with pytest.raises(DataError, match="not in order"):
+        found(Counting(tmp_path), len(keys), int(keys[800]), int(keys[800]))
+
+
+READ_ORIGINS = """
+import os, sys
+from pathlib import Path
+from surefoot.data.side_files import Origins, SideFile, read_footer
+from surefoot.data.storage import LocalStorage
+import pyarrow.parquet
+file = SideFile(LocalStorage(Path(sys.argv[1])), "00000.src.parquet")
+before = len(os.listdir("/proc/self/task"))
+rows = Origins(file, footer=read_footer(file), num_docs=3).rows(0, 3)
+print(len(rows), len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_where_documents_came_from_is_read_in_no_other_thread(tmp_path: Path) -> None:
+    """One that Arrow starts may still run at the end of the process, and aborts it."""
+    (tmp_path / "00000.src.parquet").write_bytes(origins_file(np.zeros(3, dtype=ROW), files=["a"]))
+    done = subprocess.run([sys.executable, "-c", READ_ORIGINS, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "0"]
 
 
 def test_numbers_become_runs() -> None:
