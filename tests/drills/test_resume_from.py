@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.core.clock import SystemClock
+from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
-from surefoot.observe.ledger import manifest_positions, read_ledger, verify_ledger
+from surefoot.observe.ledger import Ledger, manifest_positions, read_ledger, verify_ledger
 from surefoot.observe.live import read_live
 
 CONFIG = """
@@ -115,6 +117,11 @@ def test_by_step_the_line_branches_off_there_verified_and_only_once(run: Run) ->
     assert next(line for line in listed.splitlines() if "s8-a1" in line).count("abandoned") == 1
     assert "finished" in run.train()  # the wish was met
     assert run.bases() == [None, "s4-a1"]
+    wish = {"id": "s8-a1"}  # as a start leaves it that is killed before its ranks are there
+    ledger = Ledger(run.dir / "ledger.jsonl", clock=SystemClock(), by="somebody")
+    ledger.append(Event.RESUME_ASKED, generation=2, attempt=2, step=16, fields=wish)
+    run.train()
+    assert run.bases() == [None, "s4-a1", "s8-a1"]
     run.check()
 
 

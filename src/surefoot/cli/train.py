@@ -40,6 +40,7 @@ from surefoot.observe.lineage import Counters, fold_counters, fold_lineage
 from surefoot.observe.live import LIVE_NAME, LiveRecord, write_live
 from surefoot.observe.opening import note_take_over, open_ledger
 from surefoot.observe.run_dir import CONFIG_NAME
+from surefoot.observe.wishes import open_wish
 from surefoot.plan.promise import promise
 
 ENTRY = "surefoot.cli.worker:main"
@@ -287,8 +288,9 @@ def _make_folder(run_dir: Path) -> None:
 
 
 def _is_over(entries: Sequence[LedgerEntry], config: RunConfig) -> bool:
+    """Not while somebody's wish to go back is open: a kill between the wish and its start must not lose it."""
     newest = fold_lineage(entries).newest()
-    return fold_counters(entries).finished and newest is not None and newest.step >= config.train.num_steps
+    return open_wish(entries) is None and fold_counters(entries).finished and newest is not None and newest.step >= config.train.num_steps
 
 
 def _refuse_other_shape(changes: Sequence[SettingChange], old: RunConfig, new: RunConfig, *, vocab_size: int) -> None:
