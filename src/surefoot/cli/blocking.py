@@ -14,6 +14,7 @@ from surefoot.core.blocking import Block, BlockKind, BlockMode, TokenSpan
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError
 from surefoot.data.provenance import merged
+from surefoot.observe.blocks import Blocklist
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import candidates, fold_lineage
 from surefoot.observe.live import is_held, read_lock
@@ -65,8 +66,9 @@ class Scope:
 
 
 def resolve(run: RunData, wish: Wish) -> Block:
-    """The entry to ask for. Raises ConfigError for what cannot be honoured, DataError for what is not in the data."""
+    """The entry to ask for. Raises ConfigError for what cannot be honoured, DataError for what is not in the data or is damaged there."""
     target, mode = wish.target, wish.mode
+    _refuse_beyond(run, wish)
     kind, name, spans, samples = _samples_of(run, target) if target.is_samples else _spans_of(run, target)
     if samples is not None and mode not in (None, "skip"):
         raise ConfigError(f"samples are skipped, they cannot be in mode {mode}", where="--mode", hint="leave it out")
@@ -88,6 +90,27 @@ def resolve(run: RunData, wish: Wish) -> Block:
         by=wish.by,
         evidence_step=wish.evidence_step,
     )
+
+
+def _refuse_beyond(run: RunData, wish: Wish) -> None:
+    """Raises ConfigError for a sample that the run never comes to, and for a step that it has not made."""
+    if wish.from_sample >= run.steps.end_sample:
+        raise _never_comes(run, wish.from_sample, where="--from-sample")
+    if wish.evidence_step is not None and not run.steps.has_made(wish.evidence_step):
+        hint = f"the newest is step {run.steps.newest[0]}; --evidence-step is the one at which it was seen"
+        raise ConfigError(f"the run has not made step {wish.evidence_step}", where="--evidence-step", hint=hint)
+
+
+def is_compared(run: RunData, block: Block) -> bool:
+    """Whether the files that `block` was resolved by are what the manifest says, to the last bit. Raises DataError for one that is not.
+
+    False where it has no hashes of them, or they are too many. A shard or samples need no file.
+    """
+    if block.kind not in ("document", "file"):
+        return True
+    with run.provenance() as provenance:
+        is_indexed = block.kind == "file" or provenance.check_indexes()
+        return provenance.check(block.spans) and is_indexed
 
 
 def scope_of(run: RunData, block: Block) -> Scope:
@@ -140,23 +163,25 @@ def when_it_holds(run: RunData, block: Block) -> str:
     first = max(next_sample, block.effective_sample, block.samples[0] if block.samples else 0)
     since = f"skipping samples {first} to {block.samples[1] - 1}" if block.samples else f"from sample {first} on"
     if live:
-        return f"the running job takes it within some steps: {since}, or as soon after as it comes to it"
+        late = f", unless it has gone past sample {block.samples[1] - 1} by then and refuses it" if block.samples else ""
+        answer = f"`surefoot data block {run.run_dir} --list` tells its answer"
+        return f"the running job takes it within some steps: {since}, or as soon after as it comes to it{late}; {answer}"
     when = "the run is finished: it holds when the run goes on" if run.finished else "the next start takes it"
     newest = run.steps.newest[1]
     stands = f" (a start goes on at sample {next_sample}, the newest step ended at {newest})" if next_sample != newest else ""
     return f"{when}: {since}{stands}; one that goes back (`--resume-from`) has it hold from there"
 
 
-def already_there(run: RunData, block: Block) -> int | None:
-    """The ledger entry that asked for the same and waits for its answer, or by which a live run leaves it out; None without one.
+def already_there(run: RunData, block: Block, log: Blocklist) -> int | None:
+    """The ledger entry of `log` that asked for the same and waits for its answer, or by which a live run leaves it out; None without one.
 
     A run that stands still may be about to go back, to before what it has taken: there the same entry has a use.
     """
     if is_live(run):
-        for taken in run.blocklist.taken:
+        for taken in log.taken:
             if _is_same(taken.block, block) and taken.block.effective_sample <= max(block.effective_sample, run.steps.newest[1]):
                 return taken.seq
-    for asked in run.blocklist.open:
+    for asked in log.open:
         same = (asked.block.get("kind"), asked.block.get("name"), asked.block.get("mode")) == (block.kind, block.name, block.mode)
         if same and asked.block.get("effective_sample") == block.effective_sample:
             return asked.seq
@@ -189,14 +214,24 @@ def _samples_of(run: RunData, target: Target) -> tuple[BlockKind, str, Sequence[
         taken = run.steps.of_step(target.step).samples
         first, end = int(taken[0]), int(taken[-1]) + 1
     else:
-        match = _SAMPLES.fullmatch(target.samples)
-        first, end = (int(match[1]), int(match[2])) if match else (0, 0)
-        if first >= end:
-            raise ConfigError(f"{target.samples!r} is no range of samples", where="--samples", hint="write FIRST:END, the end left out")
+        first, end = sample_range(target.samples)
     if first >= run.steps.end_sample:
-        hint = f"its {run.steps.num_steps} steps take samples 0 to {run.steps.end_sample - 1}"
-        raise ConfigError(f"the run never comes to sample {first}", where="--samples", hint=hint)
+        raise _never_comes(run, first, where="--samples")
     return "samples", f"{first}:{end}", (), (first, end)
+
+
+def sample_range(text: str) -> tuple[int, int]:
+    """Of FIRST:END. Raises ConfigError for another text, and for a range without a sample."""
+    match = _SAMPLES.fullmatch(text)
+    first, end = (int(match[1]), int(match[2])) if match else (0, 0)
+    if first >= end:
+        raise ConfigError(f"{text!r} is no range of samples", where="--samples", hint="write FIRST:END, the end left out")
+    return first, end
+
+
+def _never_comes(run: RunData, sample: int, *, where: str) -> ConfigError:
+    hint = f"its {run.steps.num_steps} steps take samples 0 to {run.steps.end_sample - 1}"
+    return ConfigError(f"the run never comes to sample {sample}", where=where, hint=hint)
 
 
 def _way_back(run: RunData, first_sample: int) -> str:

@@ -16,13 +16,17 @@ from surefoot.core.units import show_count
 
 if TYPE_CHECKING:
     from surefoot.cli.blocking import Scope, Target, Wish
+    from surefoot.cli.run_data import RunData
+    from surefoot.core.blocking import Block
 
 SCHEMA_VERSION = 1
 
 
 def block(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
-    document: Annotated[str, typer.Option("--document", metavar="ID", help="A document, as `data locate` names it: every copy.")] = "",
+    document: Annotated[
+        list[str], typer.Option("--document", metavar="ID", help="A document, as `data locate` names it: every copy. May be given again.")
+    ] = [],  # noqa: B006 - never changed
     file: Annotated[str, typer.Option("--file", metavar="NAME", help="All documents of a source file, as `data locate` names it.")] = "",
     shard: Annotated[str, typer.Option("--shard", metavar="SOURCE/SHARD", help="All documents of a shard.")] = "",
     samples: Annotated[str, typer.Option("--samples", metavar="FIRST:END", help="Global samples, to be skipped.")] = "",
@@ -47,7 +51,7 @@ def block(
       surefoot data block runs/quickstart --samples 1904:1920 --reason "loss spike"
       surefoot data block runs/quickstart --list --json
     """
-    target = _target(document, file, shard, samples, step, wanted=not list_)
+    targets = _targets(document, file, shard, samples, step, wanted=not list_)
     if list_:
         _say_list(run_dir, json_output=json_output)
         return
@@ -56,40 +60,64 @@ def block(
     from surefoot.cli.blocking import Wish
     from surefoot.cli.ledgering import user_name
 
-    wish = Wish(target, mode, from_sample=from_sample, reason=reason, by=user_name(), evidence_step=evidence_step)
-    answer = _ask(run_dir, wish, data=data, dry_run=dry_run)
+    by = user_name()
+    wishes = [Wish(target, mode, from_sample=from_sample, reason=reason, by=by, evidence_step=evidence_step) for target in targets]
+    answers = _ask(run_dir, wishes, data=data, dry_run=dry_run)
     if json_output:
-        say(dumps({"schema_version": SCHEMA_VERSION, **answer}))
+        told = answers[0] if len(answers) == 1 else {"answers": answers}
+        say(dumps({"schema_version": SCHEMA_VERSION, **told}))
         return
-    for line in _lines(answer):
-        say(line)
+    for answer in answers:
+        for line in _lines(answer):
+            say(line)
 
 
-def _target(document: str, file: str, shard: str, samples: str, step: int | None, *, wanted: bool) -> Target:
-    from surefoot.cli.blocking import Target
+def _targets(documents: list[str], file: str, shard: str, samples: str, step: int | None, *, wanted: bool) -> list[Target]:
+    from surefoot.cli.blocking import Target, sample_range
 
-    num_named = sum(map(bool, (document, file, shard, samples))) + (step is not None)
+    num_named = sum(map(bool, (documents, file, shard, samples))) + (step is not None)
     if num_named != int(wanted):
         what = "name one thing to leave out" if wanted else "--list takes nothing to leave out"
-        raise ConfigError(what, where="command line", hint="--document, --file, --shard, --samples or --step")
-    return Target(document, file, shard, samples, step)
+        hint = "--document (several, if you like), --file, --shard, --samples or --step"
+        raise ConfigError(what, where="command line", hint=hint)
+    if samples:
+        sample_range(samples)
+    return [Target(document=document) for document in documents] or [Target(file=file, shard=shard, samples=samples, step=step)]
 
 
-def _ask(run_dir: Path, wish: Wish, *, data: str, dry_run: bool) -> dict[str, Any]:
-    from surefoot.cli.blocking import already_there, resolve, scope_of, when_it_holds
-    from surefoot.cli.ledgering import tell
+def _ask(run_dir: Path, wishes: list[Wish], *, data: str, dry_run: bool) -> list[dict[str, Any]]:
+    """All are resolved before the first is asked for."""
+    from surefoot.cli.blocking import is_compared, resolve, scope_of, when_it_holds
     from surefoot.cli.run_data import open_run_data
-    from surefoot.core.events import Event
-    from surefoot.observe.blocks import asked_fields
 
     run = open_run_data(run_dir, data=data)
-    entry = resolve(run, wish)
-    holds, before = when_it_holds(run, entry), already_there(run, entry)
-    answer = {"asked": before is None and not dry_run, "dry_run": dry_run, "before": before, "seq": before, "block": entry.as_json()}
-    answer |= _scope_row(scope_of(run, entry)) | {"next_sample": run.steps.newest[1], "holds": holds}
-    if answer["asked"]:
-        answer["seq"] = tell(run_dir, Event.BLOCK_ASKED, rule="data block", reason=wish.reason, fields=asked_fields(entry)).seq
-    return answer
+    entries = [resolve(run, wish) for wish in wishes]
+    answers = []
+    for entry in entries:
+        compared, holds = is_compared(run, entry), when_it_holds(run, entry)
+        told = {"block": entry.as_json(), **_scope_row(scope_of(run, entry)), "files_compared": compared}
+        answers.append({**told, "next_sample": run.steps.newest[1], "holds": holds})
+    return [_ledgered(run, entry, dry_run=dry_run) | answer for entry, answer in zip(entries, answers, strict=True)]
+
+
+def _ledgered(run: RunData, entry: Block, *, dry_run: bool) -> dict[str, Any]:
+    """Look and write are one: of several who ask for the same at once, the first writes."""
+    from surefoot.cli.blocking import already_there
+    from surefoot.cli.ledgering import tell, users_ledger
+    from surefoot.core.events import Event
+    from surefoot.observe.blocks import asked_fields, fold_blocks
+    from surefoot.observe.ledger import read_ledger
+
+    if dry_run:
+        before = already_there(run, entry, run.blocklist)
+        return {"asked": False, "dry_run": True, "before": before, "seq": before}
+    ledger = users_ledger(run.run_dir)
+    with ledger.alone():
+        before = seq = already_there(run, entry, fold_blocks(read_ledger(ledger.path)))
+        if before is None:
+            fields = asked_fields(entry)
+            seq = tell(run.run_dir, Event.BLOCK_ASKED, rule="data block", reason=entry.reason, fields=fields, ledger=ledger).seq
+    return {"asked": before is None, "dry_run": False, "before": before, "seq": seq}
 
 
 def _scope_row(scope: Scope) -> dict[str, Any]:
@@ -108,6 +136,8 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
         shares = ", ".join(f"{100 * share:.3g}% of {name}" for name, share in answer["shares"].items())
         documents = f"{answer['documents']} document{'s' * (answer['documents'] != 1)}"
         lines.append(f"{'it is':<8} {documents}, {show_count(answer['tokens'])} tokens: {shares}")
+    if not answer["files_compared"]:
+        lines.append(f"{'files':<8} not compared with the manifest in full: it has no hashes of them, or they are too many")
     lines.append(f"{'samples':<8} {answer['samples_to_come']} to come hold it, {answer['samples_seen']} were seen")
     if answer["unreplaced"]:
         lines.append(f"{'reserve':<8} too small for up to {answer['unreplaced']} of them in an epoch: these are masked")

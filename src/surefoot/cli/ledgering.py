@@ -18,10 +18,20 @@ _NUM_TRIES = 5  # A live run may begin a generation between the look and the lin
 
 
 def tell(
-    run_dir: Path, event: Event, *, by: str = "", rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None
+    run_dir: Path,
+    event: Event,
+    *,
+    by: str = "",
+    rule: str = "",
+    reason: str = "",
+    fields: Mapping[str, object] | None = None,
+    ledger: Ledger | None = None,
 ) -> LedgerEntry:
-    """Append one entry, at the generation, attempt and step that the run stands at. `by`: the user where nothing else is said."""
-    ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by=by or user_name())
+    """Append one entry, at the generation, attempt and step that the run stands at. `by`: the user where nothing else is said.
+
+    `ledger` is given by who holds it alone.
+    """
+    ledger = ledger or users_ledger(run_dir, by=by)
     for last_try in [False] * (_NUM_TRIES - 1) + [True]:
         at = fold_counters(read_ledger(ledger.path))
         try:
@@ -32,6 +42,10 @@ def tell(
             if last_try:
                 raise
     raise AssertionError("the last try returns or raises")
+
+
+def users_ledger(run_dir: Path, *, by: str = "") -> Ledger:
+    return Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by=by or user_name())
 
 
 def user_name() -> str:

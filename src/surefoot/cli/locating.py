@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from surefoot.cli.run_data import RunData, found_in
+from surefoot.cli.run_data import RunData, found_in, refuse_damage
 from surefoot.cli.run_steps import StepSamples
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.data.blocked import silenced
@@ -52,6 +52,7 @@ def rows_of_document(run: RunData, document: str) -> tuple[list[StoredDocument],
             try:
                 here = found_in(run, provenance, document)
             except DataError as error:
+                refuse_damage(error)
                 missing = error
                 continue
             found |= dict.fromkeys(here)
@@ -70,6 +71,7 @@ def rows_of_folder(path: str | Path, document: str) -> tuple[list[StoredDocument
             try:
                 found = provenance.find(document)
             except DataError as error:
+                refuse_damage(error)
                 errors.append(error)
                 continue
         nowhere: Row = {"step": None, "rank": None, "row": None, "span": None}

@@ -20,7 +20,7 @@ from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.data.manifest import MANIFEST_NAME as DATA_MANIFEST_NAME
 from surefoot.data.manifest import Manifest, earlier_name, load_manifest
-from surefoot.data.provenance import Provenance, StoredDocument
+from surefoot.data.provenance import UNKNOWN_NAME, Provenance, StoredDocument
 from surefoot.data.recipe import RunOrder, run_order
 from surefoot.data.storage import is_remote
 from surefoot.observe.blocks import Blocklist, fold_blocks
@@ -100,13 +100,21 @@ def found_in(run: RunData, provenance: Provenance, document: str) -> list[Stored
     try:
         return provenance.find(document)
     except DataError as error:
+        refuse_damage(error)
         with Provenance(run.path, manifest=run.manifest, split="heldout") as heldout:
             try:
                 held = heldout.find(document)
-            except DataError:
+            except DataError as other:
+                refuse_damage(other)
                 raise error from None
         what = f"document {held[0].hash} is held out from training: no step takes it"
         raise DataError(what, where=run.path, hint="the held-out loss is measured on it") from None
+
+
+def refuse_damage(error: DataError) -> None:
+    """Raises `error` unless it says that there is no such document here: then it may be elsewhere."""
+    if error.values.get("kind") != UNKNOWN_NAME:
+        raise error
 
 
 def _data_path(config: RunConfig, run_dir: Path) -> str:

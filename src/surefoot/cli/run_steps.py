@@ -68,6 +68,7 @@ class RunSteps:
         self.num_steps = num_steps
         self._run_dir, self._plan, self._parallel, self._start = run_dir, plan, parallel, start
         self._attempts = attempts_of(entries)
+        self._ledger_step = max((entry.step for entry in entries), default=0)
         self._was_changed = any(entry.event == Event.CONFIG_ACCEPTED and entry.fields.get("section") == _DECIDES_STEPS for entry in entries)
 
     @cached_property
@@ -75,6 +76,12 @@ class RunSteps:
         """(finished steps, next sample) of the present line."""
         rows = on_line(_rows(self._run_dir, newest=1), self._attempts)  # those before it are of older attempts or steps
         return max([self._start, *((int(row["step"]), int(row["next_sample"])) for row in rows)])
+
+    def has_made(self, step: int) -> bool:
+        """Whether the run has done `step` at some time, be it one that it has gone back from since."""
+        return 1 <= step <= max(self.newest[0], self._ledger_step) or (
+            step >= 1 and bool(_rows(self._run_dir, steps=range(step, step + 1)))
+        )
 
     @property
     def end_sample(self) -> int:

@@ -167,8 +167,11 @@ class Provenance:
         return merged(spans)
 
     def span_of_shard(self, name: str) -> TokenSpan:
-        """All tokens of "source/shard", as in web/00003."""
+        """All tokens of "source/shard", as in web/00003. Raises ConfigError for a name that is not of that form."""
         source, _, shard = name.rpartition("/")
+        if not source:
+            example = name if name in self._places else next(iter(self._places), "web")
+            raise ConfigError(f"{name!r} names no shard", where="shard", hint=f"wanted SOURCE/SHARD, as {example}/00000")
         place = next((place for place in self._of_source(source) if place.entry.name == shard.removesuffix(".tok")), None)
         if place is None:
             names = [f"{source}/{place.entry.name}" for place in self._of_source(source)]

@@ -52,12 +52,23 @@ class Ledger:
         self._by = by
         self._wait_limit_s = wait_limit_s
         self._pid = os.getpid()
+        self._held: int | None = None
 
     def position(self) -> tuple[int, str]:
         """(seq, hash) of the last durable entry, for the manifest of a checkpoint; (0, 64 zeros) when there is none."""
         with self._opened() as fd:
             entry = read_tail(fd, num_bytes=os.fstat(fd).st_size).entry
         return (entry.seq, entry.hash) if entry else (0, ZERO_HASH)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else appends within: for who writes a line only if there is none such yet. Of one thread, and short: others wait."""
+        with self._opened() as fd:
+            self._held = fd
+            try:
+                yield
+            finally:
+                self._held = None
 
     def append(
         self,
@@ -153,6 +164,9 @@ class Ledger:
                 where=str(self.path),
                 hint="open a new Ledger after the fork",
             )
+        if self._held is not None:
+            yield self._held
+            return
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +180,9 @@ def test_a_live_run_is_not_asked_for_what_it_must_refuse(run_dir: Path, blocked:
         assert "it is at sample 40" in error["what"]
         assert asked_entries(run_dir) == []
         assert "running job" in blocked(run_dir, "--document", "web/2", "--reason", "spike")["holds"]
+        holds = blocked(run_dir, "--samples", "35:45", "--reason", "spike")["holds"]
+        assert "unless it has gone past sample 44 by then and refuses it" in holds
+        assert f"`surefoot data block {run_dir} --list` tells its answer" in holds
     assert "next start" in blocked(run_dir, "--document", "web/4", "--reason", "spike")["holds"]
 
 
@@ -228,6 +233,43 @@ def test_the_same_is_asked_for_once(run_dir: Path, blocked: Answer) -> None:
         assert blocked(run_dir, "--document", "web/2", "--reason", "spike")["asked"] is False
         assert blocked(run_dir, "--document", "web/2", "--mode", "replace", "--reason", "spike")["asked"] is True
     assert blocked(run_dir, "--document", "web/2", "--reason", "the run is to go back before it")["asked"] is True
+
+
+def test_of_many_who_ask_for_the_same_at_once_one_does(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["data", "block", str(run_dir), "--document", "web/2", "--reason", "spike", "--json"]
+    with ThreadPoolExecutor(6) as people:
+        assert set(people.map(run, [arguments] * 6)) == {0}
+    assert len(asked_entries(run_dir)) == 1
+
+
+def test_several_documents_are_an_entry_each(data: Path, run_dir: Path, blocked: Answer) -> None:
+    answers = blocked(run_dir, "--document", "web/2", "--document", "web/4", "--document", "web/2", "--reason", "spike")["answers"]
+    assert [answer["asked"] for answer in answers] == [True, True, False]
+    assert [entry["name"] for entry in asked_entries(run_dir)] == [stored_at(data, number).hash for number in (2, 4)]
+
+
+def test_evidence_may_be_of_a_step_that_the_run_has_gone_back_from(run_dir: Path, blocked: Answer) -> None:
+    record_attempt(run_dir, attempt=2, base_step=4, next_samples=[30])
+    assert open_run_data(run_dir).steps.newest[0] == 5
+    assert blocked(run_dir, "--document", "web/2", "--reason", "spike", "--evidence-step", NUM_DONE)["asked"] is True
+
+
+@pytest.mark.parametrize(("suffix", "target"), [("len", "--document"), ("idx", "--document"), ("src.parquet", "--file")])
+def test_nothing_is_asked_for_by_a_damaged_file(suffix: str, target: str, data: Path, tmp_path: Path, blocked: Answer) -> None:
+    """Though what is asked about lies elsewhere in the file, and a shard is named by the manifest alone."""
+    here = tmp_path / "data"
+    shutil.copytree(data, here)
+    run_dir = made_in(tmp_path, here)
+    stored = stored_at(here, 0)
+    file = here / "web" / "train" / f"{stored.shard}.{suffix}"
+    content = bytearray(file.read_bytes())
+    content[-1 if suffix == "idx" else 0 if suffix == "src.parquet" else -9] ^= 1
+    file.write_bytes(content)
+    name = stored.id if target == "--document" else stored.file
+    error = blocked(run_dir, target, name, "--reason", "spike", exit_code=4)["error"]
+    assert error["where"] == str(file)
+    assert asked_entries(run_dir) == []
+    assert blocked(run_dir, "--shard", f"web/{stored.shard}", "--reason", "its files are damaged")["asked"] is True
 
 
 @contextmanager
@@ -285,12 +327,18 @@ def test_a_dry_run_asks_for_nothing(run_dir: Path, capsys: pytest.CaptureFixture
         (("--document", "0123456789", "--reason", "x"), 4, "no document with hash"),
         (("--file", "web/part-9.jsonl", "--reason", "x"), 4, "there are web/part-"),
         (("--shard", "web/99999", "--reason", "x"), 4, "there are web/00000 to"),
-        (("--shard", "00001", "--reason", "x"), 4, "the prepared data holds code, prose, web"),
+        (("--shard", "wob/00001", "--reason", "x"), 4, "the prepared data holds code, prose, web"),
+        (("--shard", "web", "--reason", "x"), 2, "wanted SOURCE/SHARD, as web/00000"),
         (("--samples", "70:50", "--reason", "x"), 2, "FIRST:END"),
+        (("--samples", "70:50"), 2, "FIRST:END"),
         (("--samples", "fifty", "--reason", "x"), 2, "FIRST:END"),
         (("--samples", "5000:5001", "--reason", "x"), 2, "take samples 0 to 576"),
         (("--samples", "50:60", "--mode", "mask", "--reason", "x"), 2, "samples are skipped"),
         (("--step", 61, "--reason", "x"), 2, "steps 1 to 60"),
+        (("--document", "web/1", "--from-sample", 577, "--reason", "x"), 2, "take samples 0 to 576"),
+        (("--document", "web/1", "--evidence-step", 7, "--reason", "x"), 2, "the newest is step 6"),
+        (("--document", "web/1", "--evidence-step", 0, "--reason", "x"), 2, "has not made step 0"),
+        (("--document", "web/1", "--document", "web/99999", "--reason", "x"), 4, "no document 'web/99999'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_before_it_is_ledgered(
