@@ -1,14 +1,15 @@
-"""Prepared folders as large as one likes that take next to no disk: tokens are holes, and what is alike in two shards is one file.
+"""Prepared folders as large as one likes that take little disk: what is alike in two shards is one file.
 
-Every token is 0, so a block's checksum is known without reading it. Headers, sizes, checksums and the files beside the tokens are what
-the real writer makes; documents end where their lengths say, though no EOS stands there.
+Every token is 0, but for the EOS of documents where shards have the files beside the tokens; without these, tokens are holes. Headers,
+sizes, checksums and the files beside the tokens are what the real writer makes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ SOURCE: Final = "web"
 EOS: Final = 3
 VOCAB_SIZE: Final = 50_000
 DOC_TOKENS: Final = 1_000
+_TOKENS_AT_ONCE: Final = 1 << 22  # whole blocks
 _LINK_LIMIT: Final = 60_000  # ext4 allows 65,000 names of one file
 
 
@@ -98,17 +100,38 @@ def _write_shard(base: Path, *, shard_tokens: int, num_docs: int, rows: Rows | N
     """`<base>.tok` and what stands beside it; what the manifest says of the latter."""
     with base.with_suffix(".tok").open("wb") as file:
         file.write(pack_header(token_bytes=stored_dtype("u16").itemsize, num_tokens=shard_tokens, num_docs=num_docs))
+        for piece in _tokens(rows, shard_tokens) if rows is not None else ():
+            file.write(piece)
         file.truncate(HEADER_BYTES + 2 * shard_tokens)
-    beside = {"sum": _sums(2 * shard_tokens)}
-    if rows is not None:
-        beside |= {"len": lengths_file(rows), "idx": index_file(rows), "sig": signatures_file(rows)}
-        beside["src.parquet"] = origins_file(rows, files=["corpus/web.jsonl"])
+    beside = {"sum": _sums_of_zeros(2 * shard_tokens) if rows is None else b"".join(map(_sums, _tokens(rows, shard_tokens)))}
+    return _write_beside(base, beside if rows is None else {**beside, **_side_files(rows)})
+
+
+def _tokens(rows: Rows, shard_tokens: int) -> Iterator[bytes]:
+    ends = np.cumsum(rows["tokens"], dtype=np.int64) - 1
+    for first in range(0, shard_tokens, _TOKENS_AT_ONCE):
+        piece = np.zeros(min(_TOKENS_AT_ONCE, shard_tokens - first), dtype=stored_dtype("u16"))
+        piece[ends[(ends >= first) & (ends < first + piece.size)] - first] = EOS
+        yield piece.tobytes()
+
+
+def _side_files(rows: Rows) -> dict[str, bytes]:
+    origins = origins_file(rows, files=["corpus/web.jsonl"])
+    return {"len": lengths_file(rows), "idx": index_file(rows), "sig": signatures_file(rows), "src.parquet": origins}
+
+
+def _write_beside(base: Path, beside: dict[str, bytes]) -> dict[str, FileEntry]:
     for kind, data in beside.items():
         base.with_suffix(f".{kind}").write_bytes(data)
     return {kind: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for kind, data in beside.items()}
 
 
-def _sums(num_token_bytes: int) -> bytes:
+def _sums(tokens: bytes) -> bytes:
+    digests = [xxhash.xxh3_64_intdigest(tokens[begin : begin + BLOCK_BYTES]) for begin in range(0, len(tokens), BLOCK_BYTES)]
+    return np.array(digests, dtype="<u8").tobytes()
+
+
+def _sums_of_zeros(num_token_bytes: int) -> bytes:
     whole, rest = divmod(num_token_bytes, BLOCK_BYTES)
     sums = [xxhash.xxh3_64_intdigest(bytes(BLOCK_BYTES))] * whole + ([xxhash.xxh3_64_intdigest(bytes(rest))] if rest else [])
     return np.array(sums, dtype="<u8").tobytes()
@@ -128,7 +151,7 @@ def _write_marked(train: Path, rows: Rows, marked: Marked, entry: ShardEntry) ->
     rows = rows.copy()
     rows["hash"][marked.document] = np.frombuffer(bytes.fromhex(marked.hash), dtype=np.uint8)
     base = train / f"{marked.shard:05d}"
-    for kind in ("tok", *entry.files):
+    beside = _side_files(rows)
+    for kind in beside:
         base.with_suffix(f".{kind}").unlink()
-    files = _write_shard(base, shard_tokens=entry.tokens, num_docs=entry.docs, rows=rows)
-    return ShardEntry(entry.name, entry.tokens, entry.docs, entry.bytes, entry.sha256, files)
+    return replace(entry, files={**entry.files, **_write_beside(base, beside)})
