@@ -20,6 +20,7 @@ from surefoot.data.tokenizer import bpe_size
 logger = logging.getLogger(__name__)
 
 _MAX_NAMED_INPUTS: Final = 3
+_MEND: Final = "restore the file from a copy, or prepare the data again with --force"
 
 
 def check_prepared(
@@ -83,6 +84,8 @@ def existing(out: Path, *, documents: Mapping[str, str], recipe: str, heldout_fr
             store = TokenStore(out, source=source, split=split, manifest=manifest)
             try:
                 store.check_files()
+            except DataError as error:
+                raise DataError(error.what, where=error.where, hint=_MEND, **error.values) from error
             finally:
                 store.close()
     check_side_files(out, manifest)
@@ -99,13 +102,12 @@ def check_side_files(path: Path, manifest: Manifest) -> None:
 
 
 def _check_file(path: Path, *, sha256: str) -> None:
-    hint = "restore the file from a copy, or prepare the data again with --force"
     try:
         got = sha256_file(path)
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from error
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), hint=_MEND) from error
     if got != sha256:
-        raise DataError("it is not the file that was written", where=str(path), hint=hint, got=got, wanted=sha256)
+        raise DataError("it is not the file that was written", where=str(path), hint=_MEND, got=got, wanted=sha256)
 
 
 def refuse_foreign_folder(out: Path) -> None:
