@@ -27,7 +27,8 @@ class HasStages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From `first_sample` on. `weights` are by source, as they were given; empty where the config names no source (then all are alike).
+    """From `first_sample` on. `weights` are by source, as they were given; empty where the config names no source (then each gives in
+    proportion to what it holds).
 
     `global_batch_size` is 0 while [train] decides.
     """

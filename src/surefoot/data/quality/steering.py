@@ -9,6 +9,7 @@ from typing import Any
 from surefoot.core.blocking import Block
 from surefoot.core.stages import Stage
 from surefoot.data.manifest import Manifest
+from surefoot.data.provenance import merged
 from surefoot.data.recipe import RunOrder
 
 
@@ -24,7 +25,7 @@ def mix_report(order: RunOrder, *, next_sample: int) -> dict[str, Any]:
             {
                 "first_sample": stage.first_sample,
                 "end_sample": end,
-                "planned": planned_shares(stage, names=order.names),
+                "planned": _planned(stage, order=order),
                 "realised": _shares(samples),
                 "samples": samples,
             }
@@ -32,30 +33,29 @@ def mix_report(order: RunOrder, *, next_sample: int) -> dict[str, Any]:
     return {"next_sample": next_sample, "stages": told, "epochs": order.epochs_by(next_sample) if next_sample else {}}
 
 
-def planned_shares(stage: Stage, *, names: Sequence[str]) -> dict[str, float]:
-    """As the config gives them; without a word about sources all are alike."""
-    weights = dict(stage.weights) or dict.fromkeys(names, 1.0)
-    return _shares({name: weights.get(name, 0.0) for name in names})
+def _planned(stage: Stage, *, order: RunOrder) -> dict[str, float]:
+    """As the config gives them; without a word about sources each gives in proportion to what it held when the run began."""
+    weights = dict(stage.weights) or dict(zip(order.names, map(float, order.segments.turns[0].weights), strict=True))
+    return _shares({name: weights.get(name, 0.0) for name in order.names})
 
 
 def blocks_report(blocks: Sequence[Block], *, order: RunOrder, manifest: Manifest, num_open: int) -> dict[str, Any]:
-    """`tokens` are of the spans that the entries name, counted once for each entry; `num_open` wishes are not taken yet.
+    """Tokens that several entries name count once; `num_open` wishes are not taken yet.
 
     Samples are those that no step of `order` takes: what a step had taken before the entry was known is not skipped.
     """
-    tokens: Counter[str] = Counter()
+    masked = merged(span for block in blocks if block.mode == "mask" for span in block.spans)
+    replaced = merged(span for block in blocks if block.mode == "replace" for span in block.spans)
     by_source: Counter[str] = Counter()
-    for block in blocks:
-        for span in block.spans:
-            tokens[block.mode] += span.end - span.start
-            by_source[span.source] += span.end - span.start
+    for span in merged([*masked, *replaced]):
+        by_source[span.source] += span.end - span.start
     totals = {name: entry.splits["train"].tokens for name, entry in manifest.sources.items()}
     return {
         "entries": len(blocks),
         "open": num_open,
         "by_kind": dict(Counter(block.kind for block in blocks)),
-        "masked_tokens": tokens["mask"],
-        "replaced_tokens": tokens["replace"],
+        "masked_tokens": sum(span.end - span.start for span in masked),
+        "replaced_tokens": sum(span.end - span.start for span in replaced),
         "skipped_samples": sum(end - first for first, end in order.steps.skipped),
         "share_of_source": {name: by_source[name] / totals[name] for name in by_source if totals.get(name)},
         "newest": [{"kind": block.kind, "name": block.name, "mode": block.mode, "reason": block.reason} for block in blocks[-10:]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,11 +171,12 @@ def test_mixture_and_blocklist_are_told(poisoned: Poisoned) -> None:
     block = Block("document", "ab" * 16, "mask", spans=(TokenSpan("web", 10, 50),), reason="bad")
     late = Block("samples", "88:260", "skip", samples=(88, 260), effective_sample=144)
     again = Block("samples", "250:270", "skip", samples=(250, 270), effective_sample=160)
-    blocks = [block, late, again]
+    twice = replace(block, spans=(TokenSpan("web", 30, 60),), effective_sample=200)
+    blocks = [block, late, again, twice]
     with poisoned.shelf() as shelf:
         order = run_order(shelf.manifest, poisoned.config, blocks=blocks)
         told = blocks_report(blocks, order=order, manifest=shelf.manifest, num_open=1)
-    assert (told["entries"], told["open"], told["masked_tokens"]) == (3, 1, 40)
+    assert (told["entries"], told["open"], told["masked_tokens"]) == (4, 1, 50)
     assert told["skipped_samples"] == 270 - 144  # what was taken before is not skipped, and nothing is skipped twice
 
 
