@@ -18,7 +18,7 @@ ROWS = {
 
 
 @pytest.mark.timeout(300)  # a dozen processes that import torch
-@pytest.mark.parametrize("group", ROWS)
+@pytest.mark.parametrize("group", ["steps", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("loads", "two-ranks"))])
 def test_each_group_tells_its_rows(group: str, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--quick", "--rounds", "1", "--only", group, "--work", str(tmp_path / "bench")]
     told = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

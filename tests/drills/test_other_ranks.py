@@ -20,7 +20,7 @@ import pytest
 from surefoot.observe.live import read_live
 
 HERE = Path(__file__).parent
-NUM_STEPS = 120
+NUM_STEPS = 90
 INTERVAL_STEPS = 20
 NUM_ATOMS = 12  # of a step: as many for each of 2, 3 and 4 ranks
 TOLERANCE = 1e-3
