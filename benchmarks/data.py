@@ -202,16 +202,20 @@ def _open_surefoot(folder: Path, *, prefetch_steps: int = 2) -> Opened:
     return loader.__next__, lambda: loader.seek(middle)
 
 
+def _maps(folder: Path, *, random: bool) -> list[np.memmap[Any, np.dtype[Any]]]:
+    shards = [np.memmap(path, dtype="<u2", mode="r", offset=4096) for path in sorted((folder / SOURCE / "train").glob("[0-9]*.tok"))]
+    for shard in shards if random else ():
+        shard._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]  # numpy hands the map out under this name only
+    return shards
+
+
 def _open_memmap(folder: Path, *, random: bool = True, packed: bool = False) -> Opened:
     """What a plain loop does with a map: rows cut out of it, tokens and labels as int64. It is told the order for nothing."""
     import torch
 
     from surefoot.data.packing import pack_rows
 
-    shards = [np.memmap(path, dtype="<u2", mode="r", offset=4096) for path in sorted((folder / SOURCE / "train").glob("[0-9]*.tok"))]
-    if random:
-        for shard in shards:
-            shard._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]  # numpy hands the map out under this name only
+    shards = _maps(folder, random=random)
     batches = _order(folder)
 
     def next_batch() -> tuple[torch.Tensor, ...]:
@@ -244,11 +248,9 @@ def _order(folder: Path) -> Iterator[npt.NDArray[np.int64]]:
 def _open_torchdata(folder: Path) -> Opened:
     """A map-style dataset over the maps, a shuffled sampler, the default collation, in the training process as the others are."""
     import torch
-    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-not-found,unused-ignore]
+    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-not-found,unused-ignore]  # no dependency of ours
 
-    shards = [np.memmap(path, dtype="<u2", mode="r", offset=4096) for path in sorted((folder / SOURCE / "train").glob("[0-9]*.tok"))]
-    for shard in shards:
-        shard._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    shards = _maps(folder, random=True)
 
     class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         def __len__(self) -> int:
@@ -275,7 +277,7 @@ def _open_torchdata(folder: Path) -> Opened:
 
 def _open_streaming(folder: Path) -> Opened:
     """Local MDS shards of the default 64 MiB, holes as ours are, in its default shuffle of one node."""
-    from streaming import StreamingDataLoader, StreamingDataset  # type: ignore[import-not-found,unused-ignore]
+    from streaming import StreamingDataLoader, StreamingDataset  # type: ignore[import-not-found,unused-ignore]  # no dependency of ours
 
     dataset = StreamingDataset(local=str(folder / "mds"), shuffle=True, batch_size=BATCH, num_canonical_nodes=1)
     loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0)
@@ -293,7 +295,7 @@ def _open_streaming(folder: Path) -> Opened:
 
 
 def _make_mds(folder: Path) -> None:
-    from streaming import MDSWriter  # type: ignore[import-not-found,unused-ignore]
+    from streaming import MDSWriter  # type: ignore[import-not-found,unused-ignore]  # no dependency of ours
 
     if (folder / "mds" / "index.json").exists():
         return
@@ -328,9 +330,9 @@ def _import_for(side: str) -> None:
     import surefoot.data.loader  # noqa: F401
 
     if side == "torchdata":
-        import torchdata.stateful_dataloader  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        import torchdata.stateful_dataloader  # type: ignore[import-not-found,unused-ignore]  # no dependency of ours  # noqa: F401
     if side == "streaming":
-        import streaming  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        import streaming  # type: ignore[import-not-found,unused-ignore]  # no dependency of ours  # noqa: F401
 
 
 _OPENERS: dict[str, Callable[[Path], Opened]] = {
