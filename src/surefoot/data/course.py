@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.core.blocking import Block, head_of
+from surefoot.core.blocking import Block
 from surefoot.core.errors import DataError, lost_shard
 from surefoot.core.sections import DataSection, TrainSection
 from surefoot.core.stages import Stage
@@ -20,10 +20,7 @@ from surefoot.data.cursor import (
     UNPROBED,
     Cursor,
     OnDataChange,
-    PastStage,
-    SourceCursor,
     cursor_from_json,
-    recipe_sha256,
     reconcile,
     refuse_changed_data,
     refuse_other_blocks,
@@ -31,29 +28,18 @@ from surefoot.data.cursor import (
     refuse_other_recipe,
     source_identity,
 )
+from surefoot.data.cursor_at import Place, cursor_at
 from surefoot.data.hits import hits_of
 from surefoot.data.manifest import Manifest, load_manifest
 from surefoot.data.provenance import Provenance
 from surefoot.data.recipe import order_over
 from surefoot.data.run_order import I64Array, RunOrder
-from surefoot.data.segments import Restart, Turn
 from surefoot.data.shards import TokenStore
 from surefoot.data.storage import open_storage
 from surefoot.data.stream import SampleStream
 from surefoot.data.taken import TakenBlocks
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What of a cursor moves, and what a run that is resumed has begun with."""
-
-    next_sample: int = 0
-    next_step: int = 0
-    restarts: tuple[tuple[str, Restart], ...] = ()
-    unit_tokens: int = 0
-    begun_weights: tuple[tuple[str, int], ...] = ()
 
 
 class Course:
@@ -83,7 +69,7 @@ class Course:
         self.stores = {name: TokenStore(path, source=name, split="train", manifest=self.manifest, storage=self.storage) for name in names}
         self._taken = TakenBlocks(path, manifest=self.manifest, storage=self.storage)
         self._identities = {name: source_identity(self.manifest, name) for name in names}
-        self._place = _Place()
+        self._place = Place()
         self._made: tuple[RunOrder, SampleStream] | None = None
 
     @property
@@ -129,7 +115,7 @@ class Course:
     def cursor_after(self, num_steps: int) -> dict[str, Any]:
         """The cursor of a run that has made `num_steps` steps under this config. It proves nothing yet: it has no order probe."""
         first, _ = self.order.steps.span(num_steps)
-        return self._cursor(self.order, _Place(first, num_steps), UNPROBED, blocks=self.blocks).as_json()
+        return self._cursor(self.order, Place(first, num_steps), UNPROBED, blocks=self.blocks).as_json()
 
     def seek(self, cursor: Mapping[str, Any]) -> None:
         """Go on from `cursor`, by reading at most 64 samples. Raises DataError, and changes nothing, when it is not of this run."""
@@ -137,7 +123,7 @@ class Course:
         refuse_other_blocks(wanted, self.blocks)
         if self._on_data_change != "refuse" and wanted.manifest_sha256 != self.manifest.sha256:
             wanted, change = reconcile(wanted, manifest=self.manifest, choice=self._on_data_change)
-        place = _Place(
+        place = Place(
             wanted.next_sample, wanted.next_step, tuple(wanted.restarts.items()), wanted.unit_tokens, tuple(wanted.begun_weights.items())
         )
         known = self.blocks[: wanted.blocklist["count"]]
@@ -214,7 +200,7 @@ class Course:
             self._made = (order, self._stream(order))
         return self._made
 
-    def _order_at(self, place: _Place, blocks: Sequence[Block] | None = None) -> RunOrder:
+    def _order_at(self, place: Place, blocks: Sequence[Block] | None = None) -> RunOrder:
         """`blocks`: all that were taken, unless some are given."""
         return order_over(
             self.manifest,
@@ -252,36 +238,10 @@ class Course:
                 wanted=wanted.order_probe,
             )
 
-    def _cursor(self, order: RunOrder, place: _Place, probe: str, *, blocks: Sequence[Block]) -> Cursor:
-        restarts, turns = dict(place.restarts), order.segments.turns
-        per_source = {}
-        for name in order.names:
-            start = restarts.get(name, Restart())
-            epoch, position = order.place_of(name, place.next_sample)
-            per_source[name] = SourceCursor(start.first_sample, start.restart, epoch, position, self._identities[name])
-        return Cursor(
-            next_sample=place.next_sample,
-            next_step=place.next_step,
-            consumed_tokens=order.tokens_before(place.next_sample),
-            manifest_sha256=self.manifest.sha256,
-            recipe_sha256=recipe_sha256(
-                seed=self._seed, seq_len=turns[0].seq_len, weights={name: float(weight) for name, weight in _given(order, turns[0]).items()}
-            ),
-            tokenizer_sha256=self.manifest.tokenizer.sha256,
-            seq_len=turns[0].seq_len,
-            seed=self._seed,
-            per_source=per_source,
-            order_probe=probe,
-            unit_tokens=order.recipe.unit_tokens,
-            reserve_fraction=order.recipe.reserve_fraction,
-            stages=tuple(
-                PastStage(turn.first, turn.seq_len, _given(order, turn)) for turn in turns if turn.first < max(1, place.next_sample)
-            ),
-            blocklist={"count": len(blocks), "head": head_of(blocks)},
-            skip_ranges=order.steps.skipped,
-        )
+    def _cursor(self, order: RunOrder, place: Place, probe: str, *, blocks: Sequence[Block]) -> Cursor:
+        return cursor_at(place, order=order, probe=probe, blocks=blocks, manifest=self.manifest, identities=self._identities)
 
-    def _refuse_too_little(self, order: RunOrder, place: _Place) -> None:
+    def _refuse_too_little(self, order: RunOrder, place: Place) -> None:
         """Raises DataError when a source that may not be read again ends before the run does."""
         end = _end_of(order, place, num_steps=self._train.num_steps)
         if order.ends_at is not None and order.ends_at < end:
@@ -295,12 +255,7 @@ class Course:
             )
 
 
-def _given(order: RunOrder, turn: Turn) -> dict[str, int]:
-    """The weights of a turn without the sources that give nothing in it: one that is added later changes nothing here."""
-    return {name: weight for name, weight in zip(order.names, turn.weights, strict=True) if weight}
-
-
-def _end_of(order: RunOrder, place: _Place, *, num_steps: int) -> int:
+def _end_of(order: RunOrder, place: Place, *, num_steps: int) -> int:
     """The first global sample behind `num_steps` steps."""
     if place.next_step >= num_steps:
         return place.next_sample
