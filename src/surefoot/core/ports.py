@@ -101,6 +101,15 @@ class EvalPort(Protocol):
         ...
 
 
+@runtime_checkable
+class CanaryPort(EvalPort, Protocol):
+    """An EvalPort with a second frozen set, small enough to be asked often: the canary."""
+
+    def canary(self) -> HeldOutLoss | None:
+        """Collective over the world. As `held_out`, on the canary's samples."""
+        ...
+
+
 class NumericsPort(Stateful, Protocol):
     """What a loop with exact sums hands over: its units, which are state, and what this step found. Equal on all ranks."""
 
@@ -115,8 +124,14 @@ class NumericsPort(Stateful, Protocol):
 
 
 class RecomputePort(Protocol):
-    def gradient_digest(self, *, step: int, atom: int) -> int:
-        """Local. Digest of the gradient of one atom, recomputed."""
+    """What a loop hands over whose local gradients can be computed again. Asked between two steps: after the update, gradients cleared."""
+
+    def gradient_digest(self, *, shift: int) -> int:
+        """Collective over the loop group. Digest of the local gradient, before any reduction, of one atom of the last batch: the first that
+        the data rank `shift` ranks after this one had, with that atom's random streams and the present weights.
+
+        Leaves gradients, buffers, random streams and the data cursor as they were.
+        """
         ...
 
 

@@ -6,6 +6,7 @@ the only mutable one; it holds tensors, so it lives in `guard`. `step` means tra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -39,7 +40,11 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankSignals:
-    """One rank's own part of the gathered vector. Times are of the current step up to the exchange; `cpu_s` is the process's so far."""
+    """One rank's own part of the gathered vector. Times are of the current step up to the exchange; `cpu_s` is the process's so far.
+
+    `local_norm` is of the gradient that this rank contributes, before any reduction, summed over its live tokens; nan where the loop does
+    not measure it.
+    """
 
     rank: int
     loss_sum: float
@@ -48,6 +53,8 @@ class RankSignals:
     forward_backward_s: float
     step_clock_s: float
     cpu_s: float
+    local_norm: float = math.nan
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,9 @@ class Signals:
     """What is known before the update, identical on all ranks. This is what gets judged.
 
     `save_point` numbers the oldest save whose outcome is not agreed on yet, 0 when there is none; `save_outcome` is "committed", "failed",
-    or empty while it is on its way.
+    or empty while it is on its way. `lr` is what the loop says it will update with; `lr_applied_ratio` what the optimizer had at the
+    update before over what the loop had said then. `group_norms` (before clipping) and `update_ratios` (rms of the update over rms of the
+    weights, of the step before) are per group of parameters; `probes` are there at the cadence of `monitor.probe_interval_steps` alone.
     """
 
     step: int
@@ -74,6 +83,12 @@ class Signals:
     ranks: tuple[RankSignals, ...]
     save_point: int = 0
     save_outcome: Literal["", "committed", "failed"] = ""
+    lr: float = math.nan
+    lr_applied_ratio: float = math.nan
+    group_norms: Mapping[str, float] = field(default_factory=dict)
+    update_ratios: Mapping[str, float] = field(default_factory=dict)
+    probes: Mapping[str, float] = field(default_factory=dict)
+    order_requested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +107,39 @@ class Health(StrEnum):
     BAD = "bad"
 
 
+class Asks(StrEnum):
+    """What a finding asks for, mildest first. Whether it gets that is for the policy to say."""
+
+    RECORD = "record"
+    ALERT = "alert"
+    SKIP = "skip"
+    ROLL_BACK = "rollback"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one detector says about one step. `onset_step` is the first step that it holds against the run: at most the present one.
+
+    `evidence` is JSON. A rule that names ranks has them under "ranks".
+    """
+
+    rule: str
+    asks: Asks
+    reason: str
+    onset_step: int
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """`findings` are all that were made, the gravest first; `rule`, `reason` and `evidence` are those of the first."""
+
     health: Health
     rule: str = ""
     reason: str = ""
     evidence: Mapping[str, object] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
 
 # --- Actions: what all ranks do at the same step. Alerts ride on any of them. ---
@@ -122,15 +164,22 @@ class SkipUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Redo:
-    """Gradients did not suit their exact grid: the same batch with the same keys on another. Never returned to a foreign loop."""
+    """The same batch with the same keys once more, before any update. Never returned to a foreign loop.
+
+    `grid_overflow`: gradients did not suit their exact grid. `recheck`: the step looks ill; `rotation` says by how many ranks its atoms
+    move on for this repetition.
+    """
 
     reason: str
     rule: str = "grid_overflow"
+    rotation: int = 0
     proceeds = False
 
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
+    """To the newest clean checkpoint of at most `to_step`."""
+
     to_step: int
     mode: Literal["diagnose", "skip"]
     skip_samples: tuple[int, int] | None

@@ -279,7 +279,12 @@ class CheckpointSection:
 @dataclass(frozen=True, slots=True)
 class MonitorSection:
     log_interval_steps: int = setting(10, "a line on the console every so many steps", unit="steps", low=1)
-    max_skips_in_a_row: int = setting(3, "more skipped updates than this in a row halt the run (exit 6)", low=1)
+    probe_interval_steps: int = setting(
+        50, "activations, small and large values, attention logits and moments are looked at this often; 0 is off", unit="steps", low=0
+    )
+    audit_interval_steps: int = setting(
+        100, "replicas are compared, and a neighbour's atom is computed again, this often; 0 is off", unit="steps", low=0
+    )
     data_wait_share: float = setting(
         0.1,
         "steps that wait for their data for more than this share of their time are told: rows that are read ahead cost next to nothing, so "
@@ -367,17 +372,75 @@ class PlanSection:
 
 @dataclass(frozen=True, slots=True)
 class CanarySection:
-    """No settings in this release."""
+    """A frozen held-out set whose loss is far quieter than that of training: it sees slow harm, and tells data from model."""
+
+    interval_steps: int = setting(100, "how often it is evaluated; 0 is off", unit="steps", low=0)
+    num_tokens: int = setting(
+        131_072, "size of the frozen set: its noise is 0.0005 to 0.003 nats on public runs of this size", unit="tokens", low=0
+    )
+    max_share: float = setting(
+        0.01, "the set is made smaller where it would cost more than this share of the training compute between two evaluations",
+        low=0.0001, high=1.0,
+    )  # fmt: skip
+    margin_nats: float = setting(
+        0.003,
+        "a rise above its best: 0 of 1,126 evaluations of healthy public runs",
+        unit="nats per token",
+        low=0.0,
+    )
+    num_in_a_row: int = setting(2, "evaluations in a row that must be above", low=1)
 
 
 @dataclass(frozen=True, slots=True)
 class HealSection:
-    """No settings in this release."""
+    """What is done about what the detectors find. Budgets are folded from the ledger, so no roll-back gives them back."""
+
+    preset: Literal["tiers", "classic"] = setting(
+        "tiers",
+        "classic: norm over threshold skips, loss over N sigma rolls back and skips: far more false alarms, see docs/detectors.md",
+    )
+    rules: tuple[tuple[str, str], ...] = setting(
+        (), "binds rules by name to record, alert, skip, rollback, pause or off, over what the preset says", is_table=True
+    )
+    rollback: Literal["diagnose", "skip_at_once", "off"] = setting(
+        "diagnose", "diagnose replays with the same batches first, which tells data from state from hardware; skip_at_once leaves them out"
+    )
+    recheck: bool = setting(
+        True, "a step that looks ill is computed again before its update: a transient fault vanishes, and the step is then taken"
+    )
+    num_agreeing: int = setting(2, "independent tiers that must agree before a roll-back", low=1)
+    agree_steps: int = setting(200, "how far apart their findings may lie", unit="steps", low=1)
+    decide_steps: int = setting(200, "after a spike: recovered by then, or a divergence", unit="steps", low=1)
+    back_steps: int = setting(100, "skip_at_once: how far before the onset (PaLM, arXiv 2204.02311)", unit="steps", low=0)
+    skip_steps: int = setting(200, "skip_at_once: batches that are left out (PaLM: 200 to 500)", unit="steps", low=1)
+    max_rollbacks: int = setting(3, "automatic roll-backs within budget_steps; one more pauses instead", low=0)
+    budget_steps: int = setting(5000, "over how many steps roll-backs are counted", unit="steps", low=1)
+    breaker_in_a_row: int = setting(3, "steps in a row that were skipped or ill: the breaker pauses the run", low=1)
+    breaker_num: int = setting(5, "the same within breaker_steps", low=1)
+    breaker_steps: int = setting(100, "the window of breaker_num", unit="steps", low=1)
+    pause_limit_s: float = setting(
+        0.0, "a paused run keeps its processes this long, then saves and ends with exit code 6; 0 ends at once", unit="s", low=0.0
+    )
+    dry_run: bool = setting(False, "say what would be done, and do nothing but skip what is not finite")
+    lr_factor: float = setting(
+        0.0, "second line: after a second roll-back for the same cause the learning rate is multiplied by this, ledgered; 0 is off",
+        low=0.0, high=1.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class AlertsSection:
-    """No settings in this release."""
+    """Where alerts go. Secrets are named, not written: `env:NAME` is read from the environment by the process that sends."""
+
+    webhook: str = setting("", "http(s) address, or env:NAME, that gets JSON")
+    slack: str = setting("", "address, or env:NAME, of a Slack incoming webhook")
+    email: tuple[str, ...] = setting((), "addresses that get mail through `smtp`")
+    smtp: str = setting("", "host:port of the mail server, or env:NAME with smtp://user:password@host:port")
+    command: str = setting("", "a shell command that gets the alert as JSON on its standard input")
+    group_s: float = setting(10.0, "alerts of one kind within this are one", unit="s", low=0.0)
+    repeat_s: float = setting(900.0, "an alert of the same kind is not sent again sooner", unit="s", low=0.0)
+    max_per_hour: int = setting(30, "more are counted and told together", low=1)
+    runbook: str = setting("", "base address of your runbook; empty takes docs/runbook.md's anchors")
 
 
 @dataclass(frozen=True, slots=True)
