@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 
 from surefoot.config.stage_rules import broken_stages, questionable_stages
 from surefoot.core.layouts import doubts, refusals
-from surefoot.core.sections import RunConfig
+from surefoot.core.sections import RunConfig, TrainSection
 from surefoot.core.tiers import DISK, BadTier, parse_tier
 
 Broken = tuple[str, str, str]
@@ -20,7 +21,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def broken_rules(config: RunConfig) -> list[Broken]:
     """All rules that `config` breaks: it cannot be trained like this."""
-    rules = (_names, _shapes, _parametrization, _batches, broken_stages, _layouts, _schedules, _saves, _tiers)
+    rules = (_names, _shapes, _parametrization, _batches, _loss_scale, broken_stages, _layouts, _schedules, _saves, _tiers)
     return [broken for rule in rules for broken in rule(config)]
 
 
@@ -94,6 +95,23 @@ def _batches(config: RunConfig) -> Iterator[Broken]:
     if train.batch_ramp and train.batch_ramp[-1][1] != train.global_batch_size:
         what = f"the last entry has batch {train.batch_ramp[-1][1]}, global_batch_size is {train.global_batch_size}"
         yield "train.batch_ramp", what, "end with [first_sample, global_batch_size]: else nothing says when that size begins"
+
+
+def _loss_scale(config: RunConfig) -> Iterator[Broken]:
+    train, defaults = config.train, TrainSection()
+    if train.precision != "fp16":
+        for key in ("fp16_initial_scale", "fp16_min_scale", "fp16_growth_interval_steps", "fp16_hysteresis"):
+            if getattr(train, key) != getattr(defaults, key):
+                what = f"given, but train.precision is {train.precision}, whose range is float32's: there is nothing to scale the loss for"
+                yield f"train.{key}", what, 'leave it out, or set train.precision = "fp16"'
+        return
+    for key in ("fp16_initial_scale", "fp16_min_scale"):
+        if math.frexp(getattr(train, key))[0] != 0.5:
+            what = f"{key} = {getattr(train, key):g} is not a power of two: scaling by it, and back, would round every gradient twice"
+            yield f"train.{key}", what, "use one, such as 65536.0 or 0.5"
+    if train.fp16_min_scale > train.fp16_initial_scale:
+        what = f"fp16_min_scale = {train.fp16_min_scale:g} is above fp16_initial_scale = {train.fp16_initial_scale:g}"
+        yield "train.fp16_min_scale", what, "the scale begins at the initial one, and never goes below the smallest"
 
 
 def _layouts(config: RunConfig) -> Iterator[Broken]:

@@ -95,6 +95,24 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
+class LossScaler(Stateful, Protocol):
+    """What a loop multiplies its loss by before the backward, as fp16 needs. Equal on all ranks; the guard alone moves it, in `finish`."""
+
+    @property
+    def scale(self) -> float:
+        """That of the step under way. Exact where it is a power of two."""
+        ...
+
+    @property
+    def at_minimum(self) -> bool:
+        """Whether an overflow can lower it no further: then it is no longer the scale that is to blame."""
+        ...
+
+    def update(self, *, overflowed: bool) -> None:
+        """Local. A step ended in an update, or in an overflow. Other skipped steps say nothing about the scale."""
+        ...
+
+
 class EvalPort(Protocol):
     def held_out(self) -> HeldOutLoss | None:
         """Collective over the world. The loss on the frozen held-out samples, the same on all ranks; None without any; changes no state."""

@@ -65,6 +65,7 @@ class Signals:
     or empty while it is on its way. `lr` is what the loop says it will update with; `lr_applied_ratio` what the optimizer had at the
     update before over what the loop had said then. `group_norms` (before clipping) and `update_ratios` (rms of the update over rms of the
     weights, of the step before) are per group of parameters; `probes` are there at the cadence of `monitor.probe_interval_steps` alone.
+    `loss_scale` is what the loss was multiplied by before the backward, nan where it was not.
     """
 
     step: int
@@ -89,6 +90,14 @@ class Signals:
     update_ratios: Mapping[str, float] = field(default_factory=dict)
     probes: Mapping[str, float] = field(default_factory=dict)
     order_requested: bool = False
+    loss_scale: float = math.nan
+    loss_scale_at_minimum: bool = False
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the loss scale was too large for fp16: the gradient is not finite, and the loss that it is of is."""
+        is_finite = self.num_nonfinite == 0 and math.isfinite(self.grad_norm)
+        return not math.isnan(self.loss_scale) and math.isfinite(self.loss) and not is_finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,24 @@ class TrainSection:
     batch_ramp: tuple[tuple[int, int], ...] = setting(
         (), "[[first_sample, batch], ...] ending with global_batch_size; each from the first step at or after it"
     )
-    precision: Literal["fp32", "bf16"] = setting("fp32", "bf16 keeps master weights and reductions in fp32")
+    precision: Literal["fp32", "bf16", "fp16"] = setting(
+        "fp32", "of products of matrices: weights, reductions and moments are fp32 in each; fp16 scales its loss, see docs/precision.md"
+    )
+    fp16_initial_scale: float = setting(
+        65_536.0, "a power of two, for the mean loss of an atom; torch's own. One too large costs a skipped step for each halving",
+        low=2.0**-24, high=2.0**60, since=5,
+    )  # fmt: skip
+    fp16_min_scale: float = setting(
+        1.0, "a power of two; a gradient that overflows here too is not the scale's fault, and counts towards the breaker",
+        low=2.0**-24, high=2.0**60, since=5,
+    )  # fmt: skip
+    fp16_growth_interval_steps: int = setting(
+        2000, "so many updates without an overflow double the scale; torch's own", unit="steps", low=1, since=5
+    )
+    fp16_hysteresis: int = setting(
+        1, "overflows since the scale last grew before one halves it: 1 is torch's way, 2 is Megatron-LM's, which forgives the first",
+        low=1, since=5,
+    )  # fmt: skip
     eval_interval_steps: int = setting(100, "held-out loss every so many steps and at the end; 0 only at the end", unit="steps", low=0)
     eval_num_samples: int = setting(32, "held-out samples per evaluation, the same ones every time", unit="samples", low=1)
 
