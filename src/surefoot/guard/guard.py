@@ -15,11 +15,12 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, SurefootError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.ports import DataPort, EvalPort, NumericsPort, Stateful
+from surefoot.core.ports import DataPort, EvalPort, LossScaler, NumericsPort, Stateful
 from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
+from surefoot.guard.loss_scale import loss_scaler
 from surefoot.guard.pace import Pace
 from surefoot.guard.place import find_place, under_agent
 from surefoot.guard.quarantine import note_lost_shard
@@ -54,8 +55,9 @@ class Guard:
     Gradients are those of the loss *summed* over live tokens and over ranks, divided by `gradient_divisor`: 1 for a sum, the world size
     under DistributedDataParallel's default mean. `model` may be wrapped; `data` is the caller's DataPort; `evaluation` is asked for the
     held-out loss every `train.eval_interval_steps`; `extra` are further parts with a JSON state_dict (a schedule, a scaler) that are saved
-    and restored with the rest; `numerics` comes from a loop whose sums are exact, as our own can be. All methods but `applied` are
-    collective: every rank calls them in the same order.
+    and restored with the rest; `numerics` comes from a loop whose sums are exact, as our own can be. `scaler` is one whose scale the loop
+    multiplies its loss by before the backward, and touches no further: `clip_scale` undoes the scale, and the guard moves it and saves it.
+    All methods but `applied` are collective: every rank calls them in the same order.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Guard:
         evaluation: EvalPort | None = None,
         extra: Mapping[str, Stateful] | None = None,
         numerics: NumericsPort | None = None,
+        scaler: LossScaler | torch.amp.GradScaler | None = None,
         world: World | None = None,
         lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
@@ -77,6 +80,7 @@ class Guard:
             what = "exact sums are made by our own training step, not by the guard around another loop"
             raise ConfigError(what, where="[numerics] sums", hint="leave it out")
         self._config = config
+        scaler = loss_scaler(scaler, config)
         self._clock = clock or SystemClock()
         self._is_foreign = world is None  # our own loop hands over the world that it joined
         self._world = world or world_here(_device_of(optimizer), collective_limit_s=config.launch.collective_limit_s)
@@ -89,7 +93,7 @@ class Guard:
             raise
         keep_evidence_at(evidence_path(self._place.run_dir, generation=self._place.generation, rank=self._world.rank))
         self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
-        self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {}, numerics=numerics)
+        self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {}, numerics=numerics, scaler=scaler)
         self._evaluation = evaluation
         self._gradient_divisor = gradient_divisor
         self._beat = self._place.board.slot(self._world.rank)
@@ -231,7 +235,7 @@ class Guard:
             verdict,
             self._state.heal,
             max_grad_norm=self._config.optimizer.max_grad_norm,
-            gradient_divisor=self._gradient_divisor,
+            gradient_divisor=self._gradient_divisor / self._state.loss_scale,
             max_skips_in_a_row=self._config.monitor.max_skips_in_a_row,
         )
         if self._action.proceeds:
@@ -258,6 +262,8 @@ class Guard:
             self._state.loss = signals.loss if signals.num_live_tokens else self._state.loss
             self._state.tokens += signals.num_live_tokens
             self._compare_with_record(signals)
+        if self._state.scaler is not None and (action.proceeds or signals.overflowed):
+            self._state.scaler.update(overflowed=signals.overflowed)
         for redo in self._state.numerics.take_redos() if self._state.numerics is not None else ():
             self._recorder.ledger(Event.STEP_REDONE, rule=redo.rule, reason=redo.reason)
         if isinstance(action, SkipUpdate):

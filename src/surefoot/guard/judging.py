@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -79,7 +79,10 @@ class Judge:
             save_state=saves.state,
         )
         loss_sum = measured.loss_sum.detach().to(device=self._world.device, dtype=torch.float64)
-        levels_L1[:-1] *= self._gradient_divisor**2
+        levels_L1[:-1] *= (self._gradient_divisor / self._state.loss_scale) ** 2
         device_values = torch.cat((loss_sum.reshape(1), levels_L1))
         signals = fold(gather_words(self._world, encode(host, device_values=device_values)))
+        scaler = self._state.scaler
+        if scaler is not None:
+            signals = replace(signals, loss_scale=scaler.scale, loss_scale_at_minimum=scaler.at_minimum)
         return signals, judge(signals)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.core.errors import Incompatible
-from surefoot.core.ports import DataPort, NumericsPort, Stateful
+from surefoot.core.ports import DataPort, LossScaler, NumericsPort, Stateful
 from surefoot.core.strict_json import canonical
 from surefoot.heal.policy import HealState
 
@@ -20,7 +20,8 @@ class TrainState:
     """`step` counts finished training steps. `attempt` grows at every resume and roll-back and never goes back.
 
     `updates` counts optimizer updates that really happened; it moves only in `applied`, so a snapshot can prove that none ran meanwhile.
-    `canary` is the held-out loss of exactly this state, where it was evaluated. `numerics` is there where sums are exact.
+    `canary` is the held-out loss of exactly this state, where it was evaluated. `numerics` is there where sums are exact,
+    `scaler` where the loss is scaled.
     """
 
     model: nn.Module
@@ -35,6 +36,12 @@ class TrainState:
     canary: float | None = None
     heal: HealState = field(default_factory=HealState)
     numerics: NumericsPort | None = None
+    scaler: LossScaler | None = None
+
+    @property
+    def loss_scale(self) -> float:
+        """What the gradients of this step are too large by, beside their divisor."""
+        return self.scaler.scale if self.scaler is not None else 1.0
 
     def extras(self) -> dict[str, Any]:
         """The state that is not tensors, as JSON."""
@@ -45,6 +52,7 @@ class TrainState:
             "extra": {name: _json_state(name, part) for name, part in self.extra.items()},
             "canary": self.canary,
             **({"numerics": self.numerics.state_dict()} if self.numerics is not None else {}),
+            **({"scaler": self.scaler.state_dict()} if self.scaler is not None else {}),
         }
 
     def _rates(self) -> list[float]:
@@ -80,6 +88,8 @@ class TrainState:
             part.load_state_dict(extras["extra"][name])
         if self.numerics is not None:
             self.numerics.load_state_dict(extras.get("numerics", {}))
+        if self.scaler is not None:
+            self.scaler.load_state_dict(extras.get("scaler", {}))
         self.data.seek(extras["cursor"])
 
 
