@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from surefoot.core.blocking import Block
 from surefoot.core.clock import Clock, SystemClock
+from surefoot.core.errors import DataError
 from surefoot.core.sections import DataSection, TrainSection
 from surefoot.core.stages import Stage
 from surefoot.data.atoms import Atom, deal, slots_of
@@ -58,6 +59,7 @@ class ShardedLoader:
         self._clock = clock or SystemClock()
         self.course = Course(path, data=data, train=train, stages=stages or (_only_stage(data),), seed=seed, on_data_change=on_data_change)
         self._is_checked = False
+        self._last: tuple[int, int] | None = None
         self._changes = 0
         self._ahead: ReadAhead[_Key, tuple[Batch, ...]] = ReadAhead(self._fetch, depth=data.prefetch_steps)
         if rank == 0:
@@ -118,6 +120,7 @@ class ShardedLoader:
         samples = self.course.next_samples()
         micro_batches = self._ahead.take((first, self.rotation, self._changes))
         self.course.advance(samples)
+        self._last = first, self.rotation
         self._announce()
         return StepBatch(
             micro_batches=micro_batches,
@@ -126,6 +129,13 @@ class ShardedLoader:
             num_live_tokens=sum(batch.num_live_tokens for batch in micro_batches),
             data_wait_s=self._clock.monotonic_s() - began_s,
         )
+
+    def first_atom(self, *, shift: int) -> Batch:
+        """Of the step that was handed out last, the first atom of the rank `shift` ranks after this one. Local; reads it, moves nothing."""
+        if self._last is None:
+            raise DataError("no step was handed out yet", where="ShardedLoader.first_atom", hint="ask for it after the first `next`")
+        first, rotation = self._last
+        return self._read(first, rotation=rotation - shift, num_micro_steps=1)[0]
 
     def cursor(self) -> dict[str, Any]:
         """The state of the whole job's data, the same on all ranks. Local; reads up to 64 samples for the order probe."""
@@ -214,9 +224,12 @@ class ShardedLoader:
     def _fetch(self, key: _Key) -> tuple[Batch, ...]:
         """The atoms of a step. Runs in a thread, and for whoever waits: it hangs on its key and the present order alone."""
         first, rotation, _ = key
+        return self._read(first, rotation=rotation)
+
+    def _read(self, first: int, *, rotation: int, num_micro_steps: int | None = None) -> tuple[Batch, ...]:
         stream = self.course.stream
         samples = stream.order.steps.samples(first)
-        atoms = self._deal(samples.size, rotation=rotation)
+        atoms = self._deal(samples.size, rotation=rotation)[:num_micro_steps]
         ids, rows = stream.rows(samples[slots_of(atoms)], seq_len=stream.order.seq_len_at(int(samples[0])))
         return step_batches(atoms, ids=ids, rows=rows, micro_batch_size=self._train.micro_batch_size)
 
