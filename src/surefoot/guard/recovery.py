@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import code_hashes, section_hashes
 from surefoot.core.layouts import topology
 from surefoot.core.ports import EvalPort, NamedData
-from surefoot.core.records import Halt, LedgerEntry, Manifest, Resumed
+from surefoot.core.records import CheckpointRef, Halt, LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
 from surefoot.guard.environment import changed_facts, describe_environment
 from surefoot.guard.recording import Recorder
@@ -54,6 +54,21 @@ from surefoot.tensors.world import World, broadcast_json, gather_json, lead
 
 NOTHING_RECORDED = "nothing was recorded after it"
 DATA_CHANGED = "what follows was recorded with samples that are left out, or changed, by now"
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackWay:
+    """Where to go back to on purpose: the newest clean checkpoint of at most `to_step`, or the one that is named.
+
+    What was recorded up to step `trusted_until` is well: the replay is compared with it. `fields` are more for the ledger.
+    """
+
+    to_step: int
+    rule: str
+    reason: str
+    trusted_until: int
+    checkpoint: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 class Recovery:
@@ -165,6 +180,39 @@ class Recovery:
         else:
             self._say_if_over()
 
+    def ways_back(self, to_step: int) -> list[dict[str, str]]:
+        """On rank 0. Checkpoints of the present line from step `to_step` or before that may be taken unasked, best first."""
+        return [{"id": ref.id, "state_digest": ref.state_digest} for ref in self._clean(to_step)]
+
+    def roll_back(self, way: RollBackWay) -> Resumed:
+        """Collective over the save group. Put an older checkpoint of the line in the place of the present state, under a new attempt.
+
+        Its next steps are compared with what was recorded up to `trusted_until`. Raises CheckpointError when none of them loads.
+        """
+        self._back_to = self._replay = None
+        self._saver.drain()
+        told = lead(
+            self._world, lambda: [found for found in self.ways_back(way.to_step) if way.checkpoint in ("", found["id"])] or self._named(way)
+        )
+        found = Survey(self._state.attempt, list(broadcast_json(self._world, told)))
+        self._recorder.say(f"going back to {found.candidates[0]['id'] if found.candidates else 'nothing'}: {way.reason}")
+        loaded, rejected = self._loader.load_first(found.candidates)
+        if loaded is None:
+            raise self._none_loads(found, rejected)
+        resumed = self._begin(loaded, found, way=way)
+        self._recorder.say(resumed.message)
+        self._say_if_over()
+        return resumed
+
+    def _clean(self, to_step: int) -> list[CheckpointRef]:
+        lineage = fold_lineage(self._recorder.entries())
+        return [ref for ref in candidates(lineage) if ref.step <= to_step]
+
+    def _named(self, way: RollBackWay) -> list[dict[str, str]]:
+        """On rank 0. A checkpoint that a person named, wherever it stands."""
+        ref = fold_lineage(self._recorder.entries()).ref(way.checkpoint)
+        return [{"id": ref.id, "state_digest": ref.state_digest}] if ref is not None else []
+
     def _agree_on_data(self) -> None:
         """Collective over the save group. Raises the same DataError on all ranks when they have different data: each node reads its own."""
         by_rank = gather_json(self._world, self._data_hash())
@@ -181,7 +229,7 @@ class Recovery:
                 ranks=tuple(others),
             )
 
-    def _begin(self, loaded: Loaded | None, found: Survey) -> Resumed:
+    def _begin(self, loaded: Loaded | None, found: Survey, *, way: RollBackWay | None = None) -> Resumed:
         """The next attempt, from what was just loaded: counters, records to compare with, ledger."""
         state, wish = self._state, found.wish
         if loaded is not None:
@@ -200,10 +248,15 @@ class Recovery:
             start = "starting" if state.attempt == 1 else "no checkpoint yet, starting over"
             message = f"{start} at step 0, attempt {state.attempt}, seed {self._config.run.seed}"
             return Resumed(0, state.attempt, self._generation, None, None, message)
-        self._recorder.ledger(Event.RUN_RESUMED, fields={"checkpoint": manifest.id, "state_digest": manifest.state_digest})
+        weights = {"checkpoint": manifest.id, "state_digest": manifest.state_digest}
+        if way is None:
+            self._recorder.ledger(Event.RUN_RESUMED, fields=weights)
+        else:
+            told = {**weights, "trusted_until": way.trusted_until, **way.fields}
+            self._recorder.ledger(Event.RUN_ROLLED_BACK, rule=way.rule, reason=way.reason, fields=told)
         self._tell_differences(manifest)
         self._steering.take(attempt=state.attempt)  # before anything of this attempt is compared with what others recorded
-        self._replay = self._records_after(manifest, before)
+        self._replay = self._records_after(manifest, before if way is None else self._recorder.entries())
         for note in loaded.notes:
             self._recorder.say(f"note: {note}")
         return Resumed(manifest.step, state.attempt, self._generation, manifest.id, manifest.state_digest, self._restored_line(manifest))

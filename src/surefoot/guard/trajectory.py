@@ -91,7 +91,8 @@ def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef
             if fields.get("asked_by"):
                 departures.append((entry.attempt, entry.step))
         elif entry.event == Event.RUN_ROLLED_BACK:
-            departures.append((entry.attempt, entry.step))
+            trusted = fields.get("trusted_until")  # what was recorded up to there is well, and can be compared with
+            departures.append((entry.attempt, trusted if isinstance(trusted, int) else entry.step))
         elif entry.event == Event.REPLAY_DIFFERED:
             struck.add(entry.attempt)
             differences.append(difference_of(entry))

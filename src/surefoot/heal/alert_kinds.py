@@ -1,0 +1,134 @@
+"""What a person is told of, kind by kind: each one is a heading of docs/runbook.md. Pure tables and the rule that sorts ledger entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from surefoot.core.errors import Held
+from surefoot.core.records import Asks, LedgerEntry
+
+Severity = Literal["page", "warn", "info"]
+
+CORRUPTION_RULES: Final = frozenset({"replica_differs", "recompute_differs", "replica_norm_compare"})
+BREAKER_RULES: Final = frozenset({"breaker", "skips_in_a_row"})
+NO_LIVE_TOKENS: Final = "no_live_tokens"
+WITHHELD: Final = "alerts-withheld"
+TEST: Final = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`action` says what surefoot did, where the ledger says no more; `command` is what to type next, after RUN is filled in.
+
+    One that `ends` the run is told at once and each time: it holds still until somebody comes.
+    """
+
+    name: str
+    severity: Severity
+    title: str
+    action: str
+    command: str
+    ends: bool = False
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        Kind("run-halted", "page", "the run was halted", "training stopped; nothing goes on unasked", "surefoot triage RUN", ends=True),
+        Kind("run-paused", "page", "the run was paused", "no step is made until somebody resumes it", "surefoot triage RUN", ends=True),
+        Kind(
+            "circuit-breaker",
+            "page",
+            "too many steps were ill: the circuit breaker opened",
+            "training stopped; what was saved since is not resumed from unasked",
+            "surefoot triage RUN",
+            ends=True,
+        ),
+        Kind("run-held", "page", "the run is held after a large-scale fault", "nothing is started", "surefoot status RUN", ends=True),
+        Kind("restarts-stopped", "page", "the ranks are not started again", "the agent left", "surefoot status RUN", ends=True),
+        Kind("silent-corruption", "page", "ranks that must hold the same bits differ", "recorded", "surefoot triage RUN"),
+        Kind("canary", "page", "the canary loss rose", "recorded as a vote for a roll-back", "surefoot triage RUN"),
+        Kind("replay-differed", "page", "steps computed again gave other bits", "the checkpoint is not gone on from", "surefoot triage RUN"),
+        Kind("checkpoint-damaged", "page", "a checkpoint is not what was written", "it is resumed from last", "surefoot checkpoint verify RUN"),
+        Kind("shard-quarantined", "page", "a shard of the data is lost", "the run left", "surefoot data block RUN --help"),
+        Kind("checkpoint-suspect", "warn", "a checkpoint is suspect", "it is never resumed from unasked", "surefoot checkpoint list RUN"),
+        Kind("rolled-back", "warn", "the run was rolled back", "training goes on from there", "surefoot triage RUN"),
+        Kind("episode-diagnosed", "warn", "the cause of an anomaly was looked for", "recorded", "surefoot triage RUN"),
+        Kind("anomaly", "warn", "a step looks ill", "recorded", "surefoot triage RUN"),
+        Kind("rank-lost", "warn", "ranks were lost", "the agent decides about a restart", "surefoot status RUN"),
+        Kind("agent-lost", "warn", "the agent did not leave in order", "another one took the run over", "surefoot status RUN"),
+        Kind("aide-lost", "warn", "a process beside the ranks died for good", "training goes on without it", "surefoot status RUN"),
+        Kind("save-failed", "warn", "a save came to nothing", "it is tried again", "surefoot checkpoint list RUN"),
+        Kind("copy-failed", "warn", "a checkpoint could not be copied to a store", "it is tried again", "surefoot checkpoint list RUN"),
+        Kind("run-left", "info", "the run left, worth a restart", "what was done is saved", "surefoot train RUN"),
+        Kind("run-finished", "info", "the run is finished", "its last state is saved", "surefoot status RUN"),
+        Kind(WITHHELD, "warn", "more happened than alerts.max_per_hour lets through", "counted and told here", "surefoot ledger RUN --tail 50"),
+        Kind(TEST, "info", "this is a test: nothing happened", "none", "surefoot status RUN"),
+    )
+}
+
+_PLAIN: Final[Mapping[str, str]] = {
+    "run.finished": "run-finished",
+    "run.left": "run-left",
+    "run.rolled_back": "rolled-back",
+    "replay.differed": "replay-differed",
+    "episode.diagnosed": "episode-diagnosed",
+    "checkpoint.damaged": "checkpoint-damaged",
+    "checkpoint.suspected": "checkpoint-suspect",
+    "save.failed": "save-failed",
+    "snapshot.torn": "save-failed",
+    "copy.failed": "copy-failed",
+    "shard.quarantined": "shard-quarantined",
+    "rank.lost": "rank-lost",
+    "nursery.lost": "rank-lost",
+    "lock.taken_over": "agent-lost",
+    "step.rechecked": "anomaly",
+}
+_SORTED_BY_RULE: Final = frozenset({"run.halted", "run.paused", "restart.decided", "aide.lost", "anomaly.found", "update.skipped"})
+EVENTS: Final = frozenset(_PLAIN) | _SORTED_BY_RULE
+"""The ledger events that may be told."""
+
+
+def kind_of(entry: LedgerEntry) -> str | None:
+    """The kind that `entry` belongs to; None for what nobody needs to be told."""
+    if (plain := _PLAIN.get(entry.event)) is not None:
+        return plain
+    if entry.event in ("run.halted", "run.paused"):
+        is_breaker = entry.rule in BREAKER_RULES or entry.rule.startswith("breaker")
+        return "circuit-breaker" if is_breaker else entry.event.replace(".", "-")
+    if entry.event == "restart.decided":
+        return _kind_of_restart(entry.fields)
+    if entry.event == "aide.lost":
+        return "aide-lost" if entry.fields.get("wait_s") is None else None
+    if entry.event == "update.skipped":
+        return None if entry.rule == NO_LIVE_TOKENS else "anomaly"
+    return _kind_of_finding(entry.fields) if entry.event == "anomaly.found" else None
+
+
+def ranks_of(entry: LedgerEntry) -> tuple[int, ...]:
+    """The ranks that an entry names, wherever its event keeps them."""
+    evidence = entry.fields.get("evidence")
+    named: list[Any] = [entry.fields.get("rank")]
+    for holder in (entry.fields, evidence if isinstance(evidence, Mapping) else {}):
+        listed = holder.get("ranks")
+        named += listed if isinstance(listed, list) else []
+    return tuple(sorted({rank for rank in named if isinstance(rank, int) and not isinstance(rank, bool)}))
+
+
+def _kind_of_restart(fields: Mapping[str, object]) -> str:
+    """A restart is the answer to a loss, and told with it; a stop is news of its own."""
+    if fields.get("kind") != "stop":
+        return "rank-lost"
+    return "run-held" if fields.get("exit_code") == Held.exit_code else "restarts-stopped"
+
+
+def _kind_of_finding(fields: Mapping[str, object]) -> str | None:
+    """What only records is for the ledger, but bits that differ are never nothing."""
+    rule = str(fields.get("rule", ""))
+    if rule in CORRUPTION_RULES:
+        return "silent-corruption"
+    if fields.get("asks") == Asks.RECORD:
+        return None
+    return "canary" if rule.startswith("canary") else "anomaly"

@@ -1,0 +1,167 @@
+"""An episode: a roll-back that is looked into, until its cause has a name. Pure, and folded from the ledger, so that nothing rolls it back.
+
+replay    the same batches on the same ranks from before the onset. What does not recur was the state (or a transient fault).
+rotated   the same batches, each on the next rank. What does not recur then belongs to a rank.
+skipped   without the samples from onset to detection: they were to blame.
+
+What recurs in each of them, or has a cause that no batch explains, is for a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from surefoot.core.events import Event
+from surefoot.core.records import LedgerEntry
+from surefoot.core.sections import HealSection
+from surefoot.heal.diagnosis import Cause, Diagnosis
+
+Phase = Literal["replay", "rotated", "skipped"]
+
+NO_BATCH_EXPLAINS: Mapping[str, Cause] = {
+    "lr_not_applied": "schedule",
+    "lr_jump": "schedule",
+    "replica_differs": "hardware",
+    "recompute_differs": "hardware",
+}
+"""Rules whose cause is known before any replay; that only tells a fault that is over from one that stays."""
+
+_GRACE_STEPS = 20
+"""Steps behind the one at which it was found that a recurrence may come late: a replay that was cut otherwise, a window a little fuller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Steps `onset_step` to `detected_step` are held against the run, and the samples [first, end) of these steps.
+
+    `ranks` are those that the finding named. `id` is `e<seq>` of the entry that opened it.
+    """
+
+    id: str
+    rule: str
+    reason: str
+    onset_step: int
+    detected_step: int
+    samples: tuple[int, int]
+    phase: Phase
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def rotation(self) -> int:
+        return 1 if self.phase == "rotated" else 0
+
+    @property
+    def last_step(self) -> int:
+        """After it nothing of this kind may come any more."""
+        return self.detected_step + _GRACE_STEPS
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "samples": list(self.samples), "ranks": list(self.ranks)}
+
+
+def episode_from_json(value: Mapping[str, Any]) -> Episode:
+    first, end = value["samples"]
+    return Episode(**{**value, "samples": (int(first), int(end)), "ranks": tuple(value.get("ranks", ()))})
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to say yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Go back once more, in another phase."""
+
+    phase: Phase
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The run is well again, and the cause has a name."""
+
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A person must look; `diagnosis` is what is known."""
+
+    diagnosis: Diagnosis
+
+
+Verdict = Wait | Again | Close | GiveUp
+
+
+def follow(episode: Episode, *, step: int, recurs: bool, can_rotate: bool, rotated_says: Diagnosis | None = None) -> Verdict:
+    """What a judged step means for the episode. `recurs`: what was found then was found now too.
+
+    `rotated_says` is what the figures by rank say, where the phase is `rotated` and they are there.
+    """
+    if step < episode.onset_step:
+        return Wait()
+    known = NO_BATCH_EXPLAINS.get(episode.rule.split(", ")[0])
+    if recurs:
+        return _recurred(episode, step, known, can_rotate)
+    if step < episode.last_step:
+        return Wait()
+    return _vanished(episode, known, rotated_says)
+
+
+def _recurred(episode: Episode, step: int, known: Cause | None, can_rotate: bool) -> Verdict:
+    again = f"{episode.rule} is back at step {step}"
+    if known is not None:
+        return GiveUp(Diagnosis(known, f"{again} of a replay, and no batch explains it", episode.ranks))
+    if episode.phase == "replay" and can_rotate:
+        return Again("rotated", f"{again} with the same batches on the same ranks")
+    if episode.phase == "skipped":
+        return GiveUp(Diagnosis("inconclusive", f"{again} although its samples were left out"))
+    return Again("skipped", f"{again} with the same batches{' on other ranks' if episode.phase == 'rotated' else ''}: the data is to blame")
+
+
+def _vanished(episode: Episode, known: Cause | None, rotated_says: Diagnosis | None) -> Verdict:
+    if episode.phase == "rotated":
+        if rotated_says is not None:
+            return GiveUp(rotated_says)
+        return GiveUp(Diagnosis("hardware", "it came back on the same ranks, and not when every batch moved on by one"))
+    if episode.phase == "skipped":
+        return Close(Diagnosis("data", "it came back with its samples, and is gone without them"))
+    if known is not None:
+        return Close(Diagnosis(known, "it is gone in the replay: a fault that is over", episode.ranks, is_transient=True))
+    return Close(Diagnosis("state", "the same batches on the same ranks are well from an older state", is_transient=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """What the ledger says. `rollback_steps` are the steps at which episodes were opened, ever: the budget."""
+
+    open: Episode | None = None
+    opened_at: tuple[int, ...] = ()
+
+    def num_rollbacks(self, *, step: int, section: HealSection) -> int:
+        """Of the last `heal.budget_steps`; a step can come again, so those ahead count too."""
+        return sum(1 for opened in self.opened_at if opened > step - section.budget_steps)
+
+
+def fold_episodes(entries: Iterable[LedgerEntry]) -> Episodes:
+    """What was opened and not closed. A roll-back that a person asked for, and a release, end it: somebody has looked."""
+    found = Episodes()
+    for entry in entries:
+        fields = entry.fields
+        if entry.event == Event.EPISODE_OPENED:
+            opened = episode_from_json({**fields, "id": f"e{entry.seq}"})
+            found = Episodes(opened, (*found.opened_at, entry.step))
+        elif entry.event == Event.RUN_ROLLED_BACK and found.open is not None and fields.get("episode") == found.open.id:
+            found = replace(found, open=replace(found.open, phase=_phase(fields.get("phase"), found.open.phase)))
+        elif entry.event in (Event.EPISODE_CLOSED, Event.RUN_RELEASED):
+            found = replace(found, open=None)
+            if entry.event == Event.RUN_RELEASED:
+                found = Episodes()
+    return found
+
+
+def _phase(told: object, present: Phase) -> Phase:
+    return next((phase for phase in get_args(Phase) if phase == told), present)
