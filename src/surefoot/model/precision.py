@@ -1,4 +1,4 @@
-"""Mixed precision: bf16 products under autocast, master weights, reductions and residual stream in float32."""
+"""Mixed precision: bf16 or fp16 products under autocast, master weights, reductions and residual stream in float32."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ logger = logging.getLogger(__name__)
 
 
 def autocast_context(
-    precision: Literal["fp32", "bf16"], device: torch.device, *, cpu_capabilities: Mapping[str, Any] | None = None
+    precision: Literal["fp32", "bf16", "fp16"], device: torch.device, *, cpu_capabilities: Mapping[str, Any] | None = None
 ) -> AbstractContextManager[Any]:
     """Local. What a forward and its loss run in. Make one per run and enter it again and again: it warns when made.
 
-    `cpu_capabilities` is what `torch.cpu.get_capabilities()` says of this machine. bf16 needs no loss scaler: its range is float32's.
+    `cpu_capabilities` is what `torch.cpu.get_capabilities()` says of this machine. bf16 needs no loss scaler: its range is float32's. fp16
+    does, and has none here: `train.scaler` is it.
     """
     if precision == "fp32":
         return nullcontext()
     if device.type == "cpu" and not has_bf16_units(torch.cpu.get_capabilities() if cpu_capabilities is None else cpu_capabilities):
         logger.warning("bf16 on a CPU without bf16 units is emulated: a step was measured 21.6 times slower than with precision = fp32")
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """Local. `x` for arithmetic that bf16 is too coarse for; float64 stays."""
+    """Local. `x` for arithmetic that half precision is too coarse for; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 

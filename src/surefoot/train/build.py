@@ -27,6 +27,7 @@ from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
 from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import build_optimizer
+from surefoot.train.scaler import build_scaler
 from surefoot.train.step import Parts, forward_backward
 
 progress = logging.getLogger("surefoot.progress")
@@ -93,6 +94,7 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         data=data,
         tokenizer=tokenizer,
         evaluation=HeldOut(data.heldout_batches(), cut=model_cut, world=world, config=config, data=data),
+        scaler=build_scaler(config),
     )
     if model_cut.needs_rehearsal:
         _rehearse(parts)

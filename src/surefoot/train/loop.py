@@ -33,6 +33,7 @@ def open_run(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = Non
             data=parts.data,
             evaluation=parts.evaluation,
             numerics=parts.cut.exact_sums,
+            scaler=parts.scaler,
             world=world,
             lock=lock,
         ) as guard:

@@ -27,6 +27,7 @@ from surefoot.tensors.random import RandomKey
 from surefoot.tensors.world import World
 from surefoot.train.evaluate import HeldOut
 from surefoot.train.optimizers import set_learning_rate
+from surefoot.train.scaler import DynamicScaler
 from surefoot.train.schedule import learning_rate
 
 progress = logging.getLogger("surefoot.progress")
@@ -44,6 +45,7 @@ class Parts:
     data: ShardedLoader
     tokenizer: Tokenizer
     evaluation: HeldOut
+    scaler: DynamicScaler | None = None
 
 
 def train_step(parts: Parts, guard: Guard) -> StepReport:
@@ -86,10 +88,11 @@ def tell_stages(parts: Parts, batch: StepBatch, *, step: int) -> None:
 def forward_backward(parts: Parts, atoms: Sequence[Batch], *, step: int) -> torch.Tensor:
     """Collective over the grid. Adds the gradient of the *sum* over live tokens into `.grad`; returns this rank's nats, float64.
 
-    Whatever the model draws comes from streams keyed by (seed, step, atom): not by rank, history or number of ranks.
+    Under fp16 it is the gradient of the scaled sum: `guard.clip_scale` takes the scale out again. Whatever the model draws comes from
+    streams keyed by (seed, step, atom): not by rank, history or number of ranks.
     """
     return parts.cut.runner.run(
         atoms,
         start=lambda atom: RandomKey(parts.config.run.seed, step, atom.atom).start_streams(),
-        loss=partial(loss_of, z_loss=parts.config.model.z_loss),
+        loss=partial(loss_of, z_loss=parts.config.model.z_loss, scale=parts.scaler.scale if parts.scaler else 1.0),
     )
