@@ -452,11 +452,13 @@ class AlertsSection:
     webhook: str = setting("", "http(s) address, or env:NAME, that gets JSON")
     slack: str = setting("", "address, or env:NAME, of a Slack incoming webhook")
     email: tuple[str, ...] = setting((), "addresses that get mail through `smtp`")
-    smtp: str = setting("", "host:port of the mail server, or env:NAME with smtp://user:password@host:port")
+    smtp: str = setting("", "host:port of the mail server, or env:NAME with smtp://user:password@host:port (smtps:// for TLS throughout)")
+    email_from: str = setting("", "what mail comes from; empty is surefoot at the name of the host")
     command: str = setting("", "a shell command that gets the alert as JSON on its standard input")
     group_s: float = setting(10.0, "alerts of one kind within this are one", unit="s", low=0.0)
     repeat_s: float = setting(900.0, "an alert of the same kind is not sent again sooner", unit="s", low=0.0)
     max_per_hour: int = setting(30, "more are counted and told together", low=1)
+    timeout_s: float = setting(5.0, "one delivery may take so long; receivers answer in a fraction of it", unit="s", low=0.1)
     runbook: str = setting("", "base address of your runbook; empty takes docs/runbook.md's anchors")
 
 

@@ -13,7 +13,6 @@ Severity = Literal["page", "warn", "info"]
 
 CORRUPTION_RULES: Final = frozenset({"replica_differs", "recompute_differs", "replica_norm_compare"})
 BREAKER_RULES: Final = frozenset({"breaker", "skips_in_a_row"})
-NO_LIVE_TOKENS: Final = "no_live_tokens"
 WITHHELD: Final = "alerts-withheld"
 TEST: Final = "test"
 
@@ -50,8 +49,16 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("restarts-stopped", "page", "the ranks are not started again", "the agent left", "surefoot status RUN", ends=True),
         Kind("silent-corruption", "page", "ranks that must hold the same bits differ", "recorded", "surefoot triage RUN"),
         Kind("canary", "page", "the canary loss rose", "recorded as a vote for a roll-back", "surefoot triage RUN"),
-        Kind("replay-differed", "page", "steps computed again gave other bits", "the checkpoint is not gone on from", "surefoot triage RUN"),
-        Kind("checkpoint-damaged", "page", "a checkpoint is not what was written", "it is resumed from last", "surefoot checkpoint verify RUN"),
+        Kind(
+            "replay-differed", "page", "steps computed again gave other bits", "the checkpoint is not gone on from", "surefoot triage RUN"
+        ),
+        Kind(
+            "checkpoint-damaged",
+            "page",
+            "a checkpoint is not what was written",
+            "it is resumed from last",
+            "surefoot checkpoint verify RUN",
+        ),
         Kind("shard-quarantined", "page", "a shard of the data is lost", "the run left", "surefoot data block RUN --help"),
         Kind("checkpoint-suspect", "warn", "a checkpoint is suspect", "it is never resumed from unasked", "surefoot checkpoint list RUN"),
         Kind("rolled-back", "warn", "the run was rolled back", "training goes on from there", "surefoot triage RUN"),
@@ -64,7 +71,13 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("copy-failed", "warn", "a checkpoint could not be copied to a store", "it is tried again", "surefoot checkpoint list RUN"),
         Kind("run-left", "info", "the run left, worth a restart", "what was done is saved", "surefoot train RUN"),
         Kind("run-finished", "info", "the run is finished", "its last state is saved", "surefoot status RUN"),
-        Kind(WITHHELD, "warn", "more happened than alerts.max_per_hour lets through", "counted and told here", "surefoot ledger RUN --tail 50"),
+        Kind(
+            WITHHELD,
+            "warn",
+            "more happened than alerts.max_per_hour lets through",
+            "counted and told here",
+            "surefoot ledger RUN --tail 50",
+        ),
         Kind(TEST, "info", "this is a test: nothing happened", "none", "surefoot status RUN"),
     )
 }
@@ -85,8 +98,9 @@ _PLAIN: Final[Mapping[str, str]] = {
     "nursery.lost": "rank-lost",
     "lock.taken_over": "agent-lost",
     "step.rechecked": "anomaly",
+    "update.skipped": "anomaly",
 }
-_SORTED_BY_RULE: Final = frozenset({"run.halted", "run.paused", "restart.decided", "aide.lost", "anomaly.found", "update.skipped"})
+_SORTED_BY_RULE: Final = frozenset({"run.halted", "run.paused", "restart.decided", "aide.lost", "anomaly.found"})
 EVENTS: Final = frozenset(_PLAIN) | _SORTED_BY_RULE
 """The ledger events that may be told."""
 
@@ -102,9 +116,15 @@ def kind_of(entry: LedgerEntry) -> str | None:
         return _kind_of_restart(entry.fields)
     if entry.event == "aide.lost":
         return "aide-lost" if entry.fields.get("wait_s") is None else None
-    if entry.event == "update.skipped":
-        return None if entry.rule == NO_LIVE_TOKENS else "anomaly"
     return _kind_of_finding(entry.fields) if entry.event == "anomaly.found" else None
+
+
+def is_answer(entry: LedgerEntry) -> bool:
+    """Whether it only says what was done about an entry of the same kind before it: it is told with that one, and is no news by itself.
+
+    So a skipped update that nobody found ill (a back-off of the fp16 scale, a batch without live tokens) is none. A stop is news.
+    """
+    return entry.event in ("step.rechecked", "update.skipped") or (entry.event == "restart.decided" and entry.fields.get("kind") != "stop")
 
 
 def ranks_of(entry: LedgerEntry) -> tuple[int, ...]:

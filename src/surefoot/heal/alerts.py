@@ -14,7 +14,7 @@ from typing import Any, Final
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import AlertsSection
-from surefoot.heal.alert_kinds import EVENTS, KINDS, TEST, WITHHELD, Severity, kind_of, ranks_of
+from surefoot.heal.alert_kinds import EVENTS, KINDS, TEST, WITHHELD, Severity, is_answer, kind_of, ranks_of
 
 HOUR_S: Final = 3600.0
 RUNBOOK: Final = "docs/runbook.md"
@@ -106,16 +106,11 @@ def noted(state: AlertState, entry: LedgerEntry, *, since_s: float = 0.0) -> Ale
     if seconds_of(entry.time_utc) < since_s and not state.told_s:
         return state
     group = state.pending.get(kind_name, Group((), 0))
-    if not group.entries and entry.event in _ANSWERS:
-        return state  # the answer to something that was told already, or that nobody is told of
+    if not group.entries and is_answer(entry):
+        return state  # to something that was told already, or that nobody is told of
     first, rest = group.entries[:1], group.entries[1:]
     kept = (*first, *(*rest, entry)[-(_KEPT_ENTRIES - 1) :]) if first else (entry,)
-    count = group.count + (entry.event not in _ANSWERS)
-    return replace(state, pending={**state.pending, kind_name: Group(kept, count)})
-
-
-_ANSWERS: Final = frozenset({"step.rechecked"})
-"""What was done about an entry before it. A restart that a stop forbids is not among them: it is news by itself."""
+    return replace(state, pending={**state.pending, kind_name: Group(kept, group.count + (not is_answer(entry)))})
 
 
 def told(state: AlertState, kind: str, *, covers: Mapping[str, Any], seq: int, when_s: float) -> AlertState:
@@ -134,7 +129,7 @@ def _after(group: Group, seq: int) -> Group | None:
     left = tuple(entry for entry in group.entries if entry.seq > seq)
     if len(left) == len(group.entries):
         return group
-    count = sum(entry.event not in _ANSWERS for entry in left)
+    count = sum(not is_answer(entry) for entry in left)
     return Group(left, count) if count else None
 
 
@@ -215,8 +210,7 @@ def _representative(entries: Sequence[LedgerEntry]) -> LedgerEntry:
 
     def grade(entry: LedgerEntry) -> int:
         asks = str(entry.fields.get("asks", ""))
-        is_cause = entry.event not in ("restart.decided", "update.skipped", "step.rechecked")
-        return (_ASKS.index(asks) if asks in _ASKS else len(_ASKS)) + (0 if is_cause else len(_ASKS) + 1)
+        return (_ASKS.index(asks) if asks in _ASKS else len(_ASKS)) + (len(_ASKS) + 1 if is_answer(entry) else 0)
 
     return min(entries, key=grade)
 
@@ -226,7 +220,7 @@ def _what(entry: LedgerEntry, title: str) -> str:
     cause = entry.fields.get("cause")
     parts = [entry.reason or title, f"cause: {cause}" if cause else ""]
     text = "; ".join(part for part in parts if part)
-    return f"{rule}: {text}" if rule and entry.event in ("anomaly.found", "update.skipped", "run.halted", "run.paused") else text
+    return f"{rule}: {text}" if rule and entry.event in ("anomaly.found", "run.halted", "run.paused") else text
 
 
 def _where(entry: LedgerEntry, ranks: Sequence[int], *, host: str) -> str:
