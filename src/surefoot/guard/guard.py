@@ -29,6 +29,7 @@ from surefoot.guard.recovery import Recovery
 from surefoot.guard.replay import Figures
 from surefoot.guard.requests import LeaveRequests
 from surefoot.guard.saving import Saver
+from surefoot.guard.script import Script
 from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.timing import StepTimes
@@ -57,7 +58,8 @@ class Guard:
     held-out loss every `train.eval_interval_steps`; `extra` are further parts with a JSON state_dict (a schedule, a scaler) that are saved
     and restored with the rest; `numerics` comes from a loop whose sums are exact, as our own can be. `scaler` is one whose scale the loop
     multiplies its loss by before the backward, and touches no further: `clip_scale` undoes the scale, and the guard moves it and saves it.
-    All methods but `applied` are collective: every rank calls them in the same order.
+    With a `script` the decisions of another run are taken over: nothing is judged, evaluated or saved. All methods but `applied` are
+    collective: every rank calls them in the same order.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Guard:
         world: World | None = None,
         lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
+        script: Script | None = None,
         clock: Clock | None = None,
     ) -> None:
         if config.numerics.sums == "exact" and numerics is None:
@@ -96,6 +99,7 @@ class Guard:
         self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {}, numerics=numerics, scaler=scaler)
         self._evaluation = evaluation
         self._gradient_divisor = gradient_divisor
+        self._script = script
         self._beat = self._place.board.slot(self._world.rank)
         self._recorder = Recorder(
             self._state,
@@ -171,7 +175,8 @@ class Guard:
         resumed = self._recovery.restore()
         self._pace.start(self._recovery.interruptions)
         self._saver.close_siblings()
-        self._saver.get_ready()
+        if self._script is None:
+            self._saver.get_ready()
         self._judge.get_ready()
         if self._is_foreign:
             self._say_what_is_missing()
@@ -230,14 +235,19 @@ class Guard:
             save_stall_s=self._saver.last_stall_s,
         )
         self._steering.agreed(self._signals)
-        self._action, self._state.heal = decide(
-            self._signals,
-            verdict,
-            self._state.heal,
-            max_grad_norm=self._config.optimizer.max_grad_norm,
-            gradient_divisor=self._gradient_divisor / self._state.loss_scale,
-            max_skips_in_a_row=self._config.monitor.max_skips_in_a_row,
-        )
+        if self._script is not None:
+            divisor = self._gradient_divisor / self._state.loss_scale
+            max_grad_norm = self._config.optimizer.max_grad_norm
+            self._action = self._script.action(self._signals, max_grad_norm=max_grad_norm, gradient_divisor=divisor)
+        else:
+            self._action, self._state.heal = decide(
+                self._signals,
+                verdict,
+                self._state.heal,
+                max_grad_norm=self._config.optimizer.max_grad_norm,
+                gradient_divisor=self._gradient_divisor / self._state.loss_scale,
+                max_skips_in_a_row=self._config.monitor.max_skips_in_a_row,
+            )
         if self._action.proceeds:
             self._times.add("save_s", self._saver.staged())  # an update must not meet a copy that is being taken
         self._times.judged(measured, lr=lr if lr is not None else float(self._state.optimizer.param_groups[0]["lr"]))
@@ -273,7 +283,8 @@ class Guard:
         self._pace.step(signals)
         if saved is not None:
             self._pace.committed(signals)
-        may_save = self._leave is None and not self._recovery.must_go_back  # what a replay threw out is not kept
+        # What a replay threw out is not kept, nor what only repeats another run.
+        may_save = self._leave is None and not self._recovery.must_go_back and self._script is None
         held_out = self._evaluate_if_due() if may_save else None
         self._state.canary = held_out.loss if held_out is not None and math.isfinite(held_out.loss) else None
         if may_save and (due := self._saver.due(signals, auto_steps=self._pace.auto_steps)) is not None:

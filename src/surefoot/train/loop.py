@@ -9,6 +9,7 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.guard import Guard
+from surefoot.guard.script import Script
 from surefoot.tensors.process_group import connected, set_threads
 from surefoot.tensors.world import lead
 from surefoot.train.build import build_parts, make_deterministic
@@ -16,10 +17,13 @@ from surefoot.train.step import Parts, train_step
 
 
 @contextmanager
-def open_run(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = None) -> Iterator[tuple[Parts, Guard]]:
+def open_run(
+    config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = None, script: Script | None = None
+) -> Iterator[tuple[Parts, Guard]]:
     """Collective over the world. Everything built and guarded, nothing restored yet; closed on the way out.
 
-    `on_rank_0` runs on rank 0 before anything is built, and hands the run's lock over to the guard; all ranks raise what it raised.
+    `on_rank_0` runs on rank 0 before anything is built, and hands the run's lock over to the guard; all ranks raise what it raised. With a
+    `script` the run repeats another one, whose decisions it takes over.
     """
     set_threads(config.launch)
     make_deterministic(config.numerics)
@@ -31,11 +35,12 @@ def open_run(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = Non
             model=parts.cut.module,
             optimizer=parts.optimizer,
             data=parts.data,
-            evaluation=parts.evaluation,
+            evaluation=parts.evaluation if script is None else None,
             numerics=parts.cut.exact_sums,
             scaler=parts.scaler,
             world=world,
             lock=lock,
+            script=script,
         ) as guard:
             yield parts, guard
 
