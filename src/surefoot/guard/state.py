@@ -20,8 +20,8 @@ class TrainState:
     """`step` counts finished training steps. `attempt` grows at every resume and roll-back and never goes back.
 
     `updates` counts optimizer updates that really happened; it moves only in `applied`, so a snapshot can prove that none ran meanwhile.
-    `canary` is the held-out loss of exactly this state, where it was evaluated. `numerics` is there where sums are exact,
-    `scaler` where the loss is scaled.
+    `canary` is the held-out loss of exactly this state, where it was evaluated. `last_clean_audit` is the step of the newest audit that
+    found nothing, 0 before any. `numerics` is there where sums are exact, `scaler` where the loss is scaled.
     """
 
     model: nn.Module
@@ -34,6 +34,7 @@ class TrainState:
     updates: int = 0
     loss: float | None = None
     canary: float | None = None
+    last_clean_audit: int = 0
     heal: HealState = field(default_factory=HealState)
     numerics: NumericsPort | None = None
     scaler: LossScaler | None = None
@@ -47,7 +48,7 @@ class TrainState:
         """The state that is not tensors, as JSON."""
         return {
             "loop": {"step": self.step, "tokens": self.tokens, "updates": self.updates, "rates": self._rates()},
-            "monitor": {"heal": asdict(self.heal)},
+            "monitor": {"heal": asdict(self.heal), "last_clean_audit": self.last_clean_audit},
             "cursor": dict(self.data.cursor()),
             "extra": {name: _json_state(name, part) for name, part in self.extra.items()},
             "canary": self.canary,
@@ -76,6 +77,7 @@ class TrainState:
         self.tokens = int(extras["loop"]["tokens"])
         self.updates = int(extras["loop"]["updates"])
         self.heal = HealState(**extras["monitor"]["heal"])
+        self.last_clean_audit = int(extras["monitor"].get("last_clean_audit", 0))
         for group, rate in zip(self.optimizer.param_groups, self._rates_from(extras["loop"]["rates"]), strict=True):
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
         if self.extra.keys() != extras["extra"].keys():
