@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 
 from surefoot.checkpoint.inspect import published
+from surefoot.cli.alerter import alert_aides
 from surefoot.cli.mirror import mirror_aides
-from surefoot.core.sections import CheckpointSection, DataSection
+from surefoot.core.sections import AlertsSection, CheckpointSection, DataSection
 from surefoot.launch.aide import AideSpec
 
 
-def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection) -> list[AideSpec]:
+def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection, alerts: AlertsSection) -> list[AideSpec]:
     """In the order in which they end: what one brings home, the next ones copy and load.
 
     The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory. The look-ahead has
-    nothing to finish.
+    nothing to finish. The alerter comes last: what the others find at the end is news too.
     """
     aides = []
     if "memory" in section.tiers:
@@ -35,7 +36,7 @@ def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection) ->
     if data.look_ahead_samples and data.path:
         has_begun = run_dir / "metrics"
         aides.append(AideSpec("look-ahead", _argv("look_ahead", run_dir), end_limit_s=0.0, wanted=has_begun.is_dir))
-    return aides
+    return aides + alert_aides(alerts, run_dir=run_dir)
 
 
 def _argv(name: str, run_dir: Path) -> tuple[str, ...]:

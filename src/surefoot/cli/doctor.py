@@ -55,15 +55,21 @@ class Check:
     hint: str = ""
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all checks.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all checks.")] = False,
+    alerts: Annotated[Path | None, typer.Option("--alerts", metavar="FILE|RUN", help="Only send a test alert to all it names.")] = None,
+) -> None:
     """Check that this machine can train, and say what to mend. Ends with 1 when it cannot.
+
+    --alerts sends one test alert to each place that [alerts] of a config or run names, and says which of them took it.
 
     \b
     Examples:
       surefoot doctor
       surefoot doctor --json
+      surefoot doctor --alerts run.toml
     """
-    checks = [*_interpreter(os.environ), *_torch(), *_machine(Path.cwd()), *_extras()]
+    checks = [*_alerts(alerts)] if alerts else [*_interpreter(os.environ), *_torch(), *_machine(Path.cwd()), *_extras()]
     failed = [check for check in checks if check.status == "fail"]
     if as_json:
         say(dumps({"schema_version": 1, "ok": not failed, "checks": [asdict(check) for check in checks]}))
@@ -72,9 +78,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
             say(f"{check.status:<5} {check.name:<14} {check.found}")
             if check.hint:
                 say(f"{'':<21}{check.hint}")
-        say(f"\n{len(failed)} of {len(checks)} checks failed" if failed else "\nthis machine can train")
+        say(f"\n{len(failed)} of {len(checks)} checks failed" if failed else f"\n{'alerts arrive' if alerts else 'this machine can train'}")
     if failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _alerts(target: Path) -> Iterator[Check]:
+    """Raises ConfigError when it names no place, or one that cannot be used."""
+    from surefoot.cli.alerter import test_deliveries
+
+    for name, words in test_deliveries(target):
+        hint = "mend the address, or what stands behind it, and try again" if words else ""
+        yield Check(name, "fail" if words else "ok", words or "took a test alert", hint)
 
 
 def _interpreter(environment: Mapping[str, str]) -> Iterator[Check]:

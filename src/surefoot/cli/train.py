@@ -18,7 +18,7 @@ from surefoot.cli.console import say
 from surefoot.cli.resume_from import refuse_other_config, refuse_wish, wish_for
 from surefoot.cli.stage_changes import base_of_next_start, refuse_other_unit, refuse_stage_change
 from surefoot.cli.train_data import OnDataChange, is_other_data, prepare_missing_data, refuse_other_data
-from surefoot.cli.train_lines import refuse_damaged, say_damage, say_end, say_over, say_start, say_unused_data
+from surefoot.cli.train_lines import no_alerts, refuse_damaged, say_damage, say_end, say_over, say_start, say_unused_data
 from surefoot.config import LoadedConfig, load_config
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
@@ -146,7 +146,7 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
             first_generation=fold_counters(opened.entries).generation + 1,
             clock=clock,
             console=say,
-            aides=aides_of(loaded.config.checkpoint, run_dir, data=loaded.config.data),
+            aides=aides_of(loaded.config.checkpoint, run_dir, data=loaded.config.data, alerts=loaded.config.alerts),
         )
         with logging_aside():
             exit_code = agent.run()
@@ -172,7 +172,7 @@ def _train_as_rank_of(launcher: str, loaded: LoadedConfig, *, wanted: _Wanted) -
         except BaseException:
             lock.release()
             raise
-        for line in filter(None, (promise(loaded.config.plan), *what_is_missing(launcher))):
+        for line in filter(None, (promise(loaded.config.plan), *what_is_missing(launcher), *no_alerts(loaded.config.alerts))):
             say(line)
         return lock
 

@@ -13,7 +13,8 @@ from surefoot.cli.trust import how_far_trusted
 from surefoot.config import load_config
 from surefoot.core.errors import EXIT_RETRY, CheckpointError
 from surefoot.core.records import LedgerEntry
-from surefoot.core.sections import RunConfig
+from surefoot.core.sections import AlertsSection, RunConfig
+from surefoot.heal.alerts import is_named
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.run_dir import CONFIG_NAME
@@ -30,6 +31,11 @@ def say_start(config: RunConfig, run_dir: Path) -> None:
     say(f"  kill -9 PID                 of a rank, the nursery or the agent ({pid}): nothing is lost but steps since the last save")
     say(f"  kill {pid}                  or Ctrl-C here: saves and leaves with {EXIT_RETRY}; the same command goes on")
     say("")
+
+
+def no_alerts(alerts: AlertsSection) -> list[str]:
+    """For a start without the agent, whose process sends them."""
+    return ["no alerts: [alerts] names somewhere, but the process that sends them belongs to surefoot's agent"] if is_named(alerts) else []
 
 
 def refuse_damaged(entries: Sequence[LedgerEntry], run_dir: Path) -> None:

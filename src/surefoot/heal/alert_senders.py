@@ -50,11 +50,6 @@ class Destination:
     mail_from: str = field(default="", repr=False)
 
 
-def is_named(section: AlertsSection) -> bool:
-    """Whether alerts go anywhere."""
-    return bool(section.webhook or section.slack or section.email or section.command)
-
-
 def destinations(section: AlertsSection, *, environ: Mapping[str, str], host: str) -> tuple[Destination, ...]:
     """All that `section` names, with what `env:NAME` stands for. Raises ConfigError for a name that is not set and for what cannot work."""
     found = []

@@ -21,7 +21,7 @@ RUNBOOK: Final = "docs/runbook.md"
 _KEPT_ENTRIES: Final = 32  # of a group: whatever is said of it is said by these, the rest is counted
 _GRAVER: Final = ("page", "warn", "info")
 _ASKS: Final = ("pause", "rollback", "skip", "alert", "record")
-_TELLING: Final = (Event.ALERT_SENT.value,)
+_TELLING: Final = (Event.ALERT_SENT.value, Event.ALERT_FAILED.value)
 FOLDED_EVENTS: Final = frozenset({*EVENTS, *_TELLING})
 """The ledger events that `noted` makes something of."""
 
@@ -90,15 +90,20 @@ class AlertState:
     sent: tuple[tuple[int, float], ...] = ()
 
 
+def is_named(section: AlertsSection) -> bool:
+    """Whether alerts go anywhere."""
+    return bool(section.webhook or section.slack or section.email or section.command)
+
+
 def seconds_of(time_utc: str) -> float:
     return datetime.fromisoformat(time_utc).timestamp()
 
 
 def noted(state: AlertState, entry: LedgerEntry, *, since_s: float = 0.0) -> AlertState:
     """`state` after one more entry of the ledger. What is older than `since_s` is no news unless something was told before it happened."""
-    if entry.event == Event.ALERT_SENT:
+    if entry.event in _TELLING:
         covers = entry.fields.get("covers")
-        kind = str(entry.fields.get("kind", ""))
+        kind = str(entry.fields.get("kind", "")) if entry.event == Event.ALERT_SENT else ""
         return told(state, kind, covers=covers if isinstance(covers, Mapping) else {}, seq=entry.seq, when_s=seconds_of(entry.time_utc))
     kind_name = kind_of(entry)
     if kind_name is None or entry.seq <= state.told_seq.get(kind_name, 0):
@@ -114,13 +119,13 @@ def noted(state: AlertState, entry: LedgerEntry, *, since_s: float = 0.0) -> Ale
 
 
 def told(state: AlertState, kind: str, *, covers: Mapping[str, Any], seq: int, when_s: float) -> AlertState:
-    """`state` after an alert was delivered. Saying so twice changes nothing."""
+    """`state` after an alert was delivered, or given up (then `kind` is empty). Saying so twice changes nothing."""
     last = {name: int(number) for name, number in covers.items()}
     pending = {name: left for name, group in state.pending.items() if (left := _after(group, last.get(name, 0))) is not None}
     seqs = {**state.told_seq, **{name: max(number, state.told_seq.get(name, 0)) for name, number in last.items()}}
     counts = kind in KINDS and not KINDS[kind].ends and all(number != seq for number, _ in state.sent)
     sent = tuple(one for one in state.sent if one[1] > when_s - HOUR_S)
-    times = {**state.told_s, **dict.fromkeys({kind, *last}, when_s)}
+    times = {**state.told_s, **dict.fromkeys(last, when_s)}
     return AlertState(pending, times, seqs, (*sent, (seq, when_s)) if counts else sent)
 
 
