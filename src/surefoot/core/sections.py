@@ -302,6 +302,12 @@ class MonitorSection:
     audit_interval_steps: int = setting(
         100, "replicas are compared, and a neighbour's atom is computed again, this often; 0 is off", unit="steps", low=0
     )
+    classic_max_norm: float = setting(1.0, "norm_over_clip, a classic rule: what the gradient norm may not exceed", low=0.0)
+    classic_sigmas: float = setting(
+        6.0,
+        "loss_n_sigma, a classic rule: its N; 6 is wrong 2.5 times in 10,000 healthy steps, 3 is 42 times",
+        low=1.0,
+    )
     data_wait_share: float = setting(
         0.1,
         "steps that wait for their data for more than this share of their time are told: rows that are read ahead cost next to nothing, so "

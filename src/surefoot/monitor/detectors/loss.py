@@ -1,0 +1,145 @@
+"""Rules of the loss: single steps that stand out (tier 1), and a level that stays up (tier 2)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.core.records import Asks, Finding
+from surefoot.monitor.detectors.cusum import AT_ZERO, Cusum, Limits
+from surefoot.monitor.detectors.robust import SIGMA_OF_MAD, clipped, mad, median, quantum
+
+NUM_RECENT = 128
+NUM_LEAST = 32
+"""Fewer losses say nothing of their noise."""
+
+OUTLIER_Z, MILD_Z, JOINT_Z = 10.0, 8.0, 6.0
+"""0.05 and 0.6 false alarms per 10,000 healthy steps of public runs; the third only where the gradient norm stands out as far."""
+
+SUSTAINED, SUSTAINED_SLOW = Limits(slack=1.0, height=12.0), Limits(slack=0.5, height=20.0)
+NUM_KEPT, LAG, NUM_REFERENCE, NUM_REFERENCE_LEAST = 576, 64, 512, 64
+FLOOR_SHARE = 1e-3
+"""Of the level: the noise of a batch of 0.5M tokens is 1.1%, so a hundred times larger batches are above it still."""
+
+CLIP_SIGMAS = 8.0
+"""What lies further out enters the windows at this distance: it cannot hide the next one, and a level that is here to stay is learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Where a loss stood against what was expected of it, in nats."""
+
+    value: float
+    level: float
+    sigma: float
+
+    @property
+    def z(self) -> float:
+        return (self.value - self.level) / self.sigma
+
+    def evidence(self) -> dict[str, object]:
+        return {"value": self.value, "level": self.level, "sigma": self.sigma, "z": self.z}
+
+
+@dataclass(frozen=True, slots=True)
+class LossState:
+    """`values`: the newest of `count` losses. `reference`: in order, those of [start, end) of all losses: see `reference_range`."""
+
+    count: int = 0
+    values: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
+    sustained: Cusum = AT_ZERO
+    sustained_slow: Cusum = AT_ZERO
+
+
+def reference_range(count: int) -> tuple[int, int]:
+    """[start, end) of the losses that tier 2 compares with, of `count` so far: the newest 512 but for the last 64.
+
+    A younger run has less: the newest half of what is older than a quarter of it, from 64 values on, so that its steep start is left
+    behind soon. Neither bound ever goes back.
+    """
+    end = count - min(LAG, count // 4)
+    start = max(0, min(end - NUM_REFERENCE_LEAST, end // 2), end - NUM_REFERENCE)
+    return start, end
+
+
+def loss_state(*, count: int, values: Sequence[float], sustained: Cusum, sustained_slow: Cusum) -> LossState:
+    """The state with its reference put in order again."""
+    start, end = reference_range(count)
+    first = count - len(values)
+    reference = tuple(sorted(values[start - first : end - first])) if end > start else ()
+    return LossState(count, tuple(values), reference, sustained, sustained_slow)
+
+
+def expected(values: Sequence[float]) -> tuple[float, float] | None:
+    """(level, sigma) of the next loss from the trailing ones; None when there are too few.
+
+    The level is that of a line through the medians of both halves, where it falls: a run that learns fast has outliers too. A loss that
+    rises is no trend to follow. Sigma is by MAD from the line, at least the rounding of the figures and a thousandth of the level.
+    """
+    num = len(values)
+    if num < NUM_LEAST:
+        return None
+    half = num // 2
+    older, newer = median(sorted(values[:half])), median(sorted(values[half:]))
+    slope = min(0.0, (newer - older) / (num / 2.0))
+    middle = (half + num - 1) / 2.0
+    start = newer - slope * middle
+    if slope == 0.0:
+        start = median(sorted(values))
+    deviations = sorted([abs(value - start - slope * place) for place, value in enumerate(values)])
+    level = start + slope * num
+    return level, max(SIGMA_OF_MAD * median(deviations), quantum(values), FLOOR_SHARE * abs(level))
+
+
+def read_loss(state: LossState, loss: float) -> Reading | None:
+    known = expected(state.values[-NUM_RECENT:])
+    return Reading(loss, *known) if known is not None else None
+
+
+def outlier(step: int, loss: Reading, *, norm_z: float, rules: Mapping[str, Asks]) -> Finding | None:
+    """The gravest thing that tier 1 says of one step."""
+    z = loss.z
+    told = f"the loss {loss.value:.4g} is {z:.1f} sigma above {loss.level:.4g}, expected from the last {NUM_RECENT} steps"
+    if z > OUTLIER_Z and "outlier_loss" in rules:
+        return Finding("outlier_loss", rules["outlier_loss"], told, step, loss.evidence())
+    if z > JOINT_Z and norm_z > JOINT_Z and "outlier_loss_and_norm" in rules:
+        told = f"{told}; the gradient norm is {norm_z:.1f} sigma up"
+        return Finding("outlier_loss_and_norm", rules["outlier_loss_and_norm"], told, step, {**loss.evidence(), "norm_z": norm_z})
+    if z > MILD_Z and "outlier_loss_mild" in rules:
+        return Finding("outlier_loss_mild", rules["outlier_loss_mild"], told, step, loss.evidence())
+    return None
+
+
+def sustained(state: LossState, loss: float, *, step: int, rules: Mapping[str, Asks]) -> tuple[LossState, list[Finding]]:
+    """Both sums of tier 2 after one more loss, and what they say."""
+    if len(state.reference) < NUM_REFERENCE_LEAST:
+        return state, []
+    level = median(state.reference)
+    sigma = max(SIGMA_OF_MAD * mad(state.reference, centre=level), quantum(state.values[-NUM_RECENT:]), FLOOR_SHARE * abs(level))
+    reading, findings = Reading(loss, level, sigma), []
+    fast, is_up = state.sustained.add(reading.z, step=step, limits=SUSTAINED)
+    slow, is_slowly_up = state.sustained_slow.add(reading.z, step=step, limits=SUSTAINED_SLOW)
+    for name, speaks, cusum, limits in (
+        ("sustained_loss", is_up, fast, SUSTAINED),
+        ("sustained_loss_slow", is_slowly_up, slow, SUSTAINED_SLOW),
+    ):
+        if speaks and name in rules:
+            told = f"the loss has stayed above its level of {level:.4g} since step {cusum.onset_step}"
+            evidence = {**reading.evidence(), "cusum": cusum.total, "height": limits.height}
+            findings.append(Finding(name, rules[name], told, cusum.onset_step, evidence))
+    return replace(state, sustained=fast, sustained_slow=slow), findings
+
+
+def take_loss(state: LossState, loss: float, *, reading: Reading | None) -> LossState:
+    """One more loss into the windows, an outlier cut to `CLIP_SIGMAS`."""
+    value = loss if reading is None else clipped(loss, centre=reading.level, reach=CLIP_SIGMAS * reading.sigma)
+    count, values = state.count + 1, (*state.values[-(NUM_KEPT - 1) :], value)
+    (old_start, old_end), (start, end) = reference_range(state.count), reference_range(count)
+    reference, first = list(state.reference), count - len(values)
+    for index in range(old_end, end):
+        insort(reference, values[index - first])
+    for index in range(old_start, start):
+        del reference[bisect_left(reference, state.values[index - (state.count - len(state.values))])]
+    return replace(state, count=count, values=values, reference=tuple(reference))
