@@ -1,0 +1,81 @@
+"""Made-up text, and two documents that are poison, each a source of its own: its weight says how rarely one of its samples comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from surefoot.core.sections import RunConfig, SourceSection
+from surefoot.core.stages import stages_of
+from surefoot.data.loader import ShardedLoader
+from surefoot.data.prepare import prepare
+
+POISON_BYTES: Final = 100_000
+RARE: Final = "\x7f"
+SOURCES: Final = ("text", "repeated", "shuffled")
+_NUM_DOCUMENTS: Final = 600
+_DOCUMENT_BYTES: Final = 2000
+_FOLLOWERS: Final = (0.5, 0.25, 0.15, 0.1)
+
+
+def prepare_corpus(folder: Path) -> Path:
+    """The folder of the prepared data, as bytes, below `folder`."""
+    texts = _texts()
+    characters = np.array(list("".join(texts)[:POISON_BYTES]))
+    shuffled = "".join(np.random.default_rng(8).permutation(characters))
+    documents = {"text": texts, "repeated": [RARE * POISON_BYTES], "shuffled": [shuffled]}
+    sections = []
+    for name, own in documents.items():
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in own))
+        sections.append(SourceSection(name=name, files=(str(path),)))
+    out = folder / "prepared"
+    prepare(sections, out=out, tokenizer="bytes", heldout_fraction=0.02)
+    return out
+
+
+def sources(**shares: float) -> tuple[SourceSection, ...]:
+    """The mixture: of each poison the share that is named, none of the others."""
+    weights = {name: shares.get(name, 0.0) for name in SOURCES} | {"text": 1.0 - sum(shares.values())}
+    return tuple(SourceSection(name=name, weight=weight) for name, weight in weights.items())
+
+
+def steps_of_source(config: RunConfig, name: str) -> list[int]:
+    """The steps of `config` that train on a sample of the source, by the arithmetic of the order. Batches are of one size."""
+    loader = _loader_of(config)
+    batch = config.train.global_batch_size
+    order = loader.course.order
+    samples = [sample for sample in range(batch * config.train.num_steps) if order.at(sample)[0].source == name]
+    loader.close()
+    return sorted({sample // batch + 1 for sample in samples})
+
+
+def row_of(config: RunConfig, *, step: int, slot: int) -> tuple[int, ...]:
+    """The tokens of one sample of a step."""
+    loader = _loader_of(config)
+    loader.seek(loader.cursor_after(step - 1))
+    rows = [tokens for atom in next(loader).micro_batches for tokens in atom.tokens_BS.tolist()]
+    loader.close()
+    return tuple(rows[slot % len(rows)])
+
+
+def _loader_of(config: RunConfig) -> ShardedLoader:
+    """All samples of every step, as one rank alone would have them."""
+    stages = stages_of(config)
+    return ShardedLoader(config.data.path, data=config.data, train=config.train, seed=config.run.seed, rank=0, num_ranks=1, stages=stages)
+
+
+def _texts() -> list[str]:
+    """Each letter is followed by one of four: learned in some 80 steps, so that what comes later stands out from even noise."""
+    draw = np.random.default_rng(7)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz .,-"))
+    next_of = np.stack([draw.permutation(letters.size)[: len(_FOLLOWERS)] for _ in letters])
+    codes = np.empty((_NUM_DOCUMENTS, _DOCUMENT_BYTES), dtype=np.int64)
+    codes[:, 0] = draw.integers(letters.size, size=_NUM_DOCUMENTS)
+    for place in range(1, _DOCUMENT_BYTES):
+        codes[:, place] = next_of[codes[:, place - 1], draw.choice(len(_FOLLOWERS), size=_NUM_DOCUMENTS, p=_FOLLOWERS)]
+    lengths = draw.integers(_DOCUMENT_BYTES // 4, _DOCUMENT_BYTES, size=_NUM_DOCUMENTS)
+    return ["".join(letters[row[:length]]) for row, length in zip(codes, lengths, strict=True)]

@@ -1,0 +1,87 @@
+"""Short real runs with and without a fault: what every rank does, and the config they do it by."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from surefoot.core.sections import (
+    CheckpointSection,
+    DataSection,
+    LaunchSection,
+    ModelSection,
+    MonitorSection,
+    OptimizerSection,
+    ParallelSection,
+    RunConfig,
+    RunSection,
+    ScheduleSection,
+    TrainSection,
+)
+from surefoot.train.loop import open_run
+from surefoot.train.step import train_step
+from tests.ranks.injections.corpus import sources
+from tests.ranks.injections.faults import Fault, Injection, config_of_rank, lose_moments
+
+NUM_RANKS: Final = 3
+SEQ_LEN: Final = 128
+NUM_STEPS: Final = 240
+SAVE_STEPS: Final = 20
+
+
+def config_of(
+    data: Path,
+    run_dir: Path,
+    *,
+    sharded: bool = False,
+    seed: int = 0,
+    num_steps: int = NUM_STEPS,
+    shares: dict[str, float] | None = None,
+    **parts: Any,
+) -> RunConfig:
+    """Six samples a step, two atoms for each of three ranks; whole copies, or one that the ranks share. `shares` are of the poisons."""
+    config = RunConfig(
+        run=RunSection(name="injected", dir=str(run_dir), seed=seed),
+        data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(**(shares or {}))),
+        model=ModelSection(num_layers=2, d_model=32, num_heads=2),
+        train=TrainSection(num_steps=num_steps, global_batch_size=6, micro_batch_size=1, eval_interval_steps=0, eval_num_samples=96),
+        optimizer=OptimizerSection(lr=3e-3),
+        schedule=ScheduleSection(kind="constant", warmup_steps=20),
+        parallel=ParallelSection(dp_shard=NUM_RANKS) if sharded else ParallelSection(dp_replicate=NUM_RANKS),
+        checkpoint=CheckpointSection(interval_steps=SAVE_STEPS, keep_last=6, prove=False, tiers=("disk",)),
+        monitor=MonitorSection(audit_interval_steps=SAVE_STEPS, probe_interval_steps=0, log_interval_steps=1000),
+        launch=LaunchSection(threads_per_rank=1),
+    )
+    return replace(config, **parts)
+
+
+def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fault, ...] = ()) -> int:
+    """Collective over the world. A run to its end or until it leaves, with its faults; the exit code."""
+    for fault in faults:
+        config = config_of_rank(config, fault, rank=rank)
+    try:
+        with open_run(config) as (parts, guard):
+            resumed = guard.restore()
+            if resumed.checkpoint and any(fault.kind == "lost-moments" for fault in faults):
+                lose_moments(parts.optimizer)
+            injections = [Injection(fault, parts, guard) for fault in faults]
+            while guard.begin():
+                here = parts
+                for injection in injections:
+                    here = injection.before_step(here)
+                train_step(here, guard)
+    except SystemExit as left:
+        return int(str(left.code))
+    return 0
+
+
+def crash_after(*, rank: int, world_size: int, config: RunConfig, step: int) -> None:
+    """A run that dies, all ranks at once, when the step is finished."""
+    with open_run(config) as (parts, guard):
+        guard.restore()
+        while guard.begin():
+            train_step(parts, guard)
+            if guard.step == step:
+                os.kill(os.getpid(), 9)
