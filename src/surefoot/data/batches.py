@@ -38,14 +38,22 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutBatches:
-    """One rank's part of the held-out samples. Sum over ranks the loss, `num_live_tokens` and `num_bytes` (of text the labels stand for).
+    """One rank's part of the held-out samples. Sum over ranks the loss, live tokens and `num_bytes` (of text the labels stand for).
 
-    Bits per byte = summed loss in nats / (summed bytes * ln 2).
+    Bits per byte = summed loss in nats / (summed bytes * ln 2). `num_samples` is that of all ranks. `sources` are all that there are;
+    `source_of_row` has for each micro-batch and row the index of its own, -1 for a phantom.
     """
 
     micro_batches: tuple[Batch, ...]
-    num_live_tokens: int
     num_bytes: int
+    num_samples: int
+    sources: tuple[str, ...]
+    source_of_row: tuple[tuple[int, ...], ...]
+    live_tokens_of_source: tuple[int, ...]
+
+    @property
+    def num_live_tokens(self) -> int:
+        return sum(self.live_tokens_of_source)
 
 
 def step_batches(atoms: Sequence[Atom], *, ids: npt.NDArray[np.int64], rows: Rows, micro_batch_size: int) -> tuple[Batch, ...]:
@@ -82,27 +90,50 @@ def heldout_batches(
     storage: Storage,
     seq_len: int,
     num_samples: int,
+    behind: int = 0,
     micro_batch_size: int,
     deal: Callable[[int], list[Atom]],
 ) -> HeldoutBatches:
-    """What `deal` gives a rank of the held-out samples of all sources, one source behind the other; the same ones every time."""
+    """What `deal` gives a rank of the held-out samples of all sources, one source behind the other; the same ones every time.
+
+    Those `behind` so many others, which are shared out in the same way; a source that has too few for both gives its last ones.
+    """
     streams = _heldout_streams(path, manifest=manifest, storage=storage, seq_len=seq_len)
-    counts = _shared_out(num_samples, [stream.num_samples for stream in streams])
+    held = [stream.num_samples for stream in streams]
+    counts = _shared_out(num_samples, held)
+    starts = [min(others, total - count) for others, total, count in zip(_shared_out(behind, held), held, counts, strict=True)]
     atoms = deal(sum(counts))
     slots = slots_of(atoms)
+    source_of_slot = np.repeat(np.arange(len(counts)), counts)
     ids = np.empty(slots.size, dtype=np.int64)
     stream_BT: npt.NDArray[Any] = np.empty((slots.size, seq_len + 1), dtype=manifest.token_dtype)
     first = 0
-    for stream, count in zip(streams, counts, strict=True):
+    for stream, count, start in zip(streams, counts, starts, strict=True):
         mine = (slots >= first) & (slots < first + count)
         if mine.any():
-            ids[mine], stream_BT[mine] = stream.read(slots[mine] - first)
+            ids[mine], stream_BT[mine] = stream.read(slots[mine] - first + start)
         first += count
     rows = pack_rows(stream_BT, eos_id=manifest.tokenizer.eos_id)
-    live = rows.labels_BS[rows.labels_BS != IGNORED_LABEL]
+    is_live_BS = rows.labels_BS != IGNORED_LABEL
+    live = rows.labels_BS[is_live_BS]
     num_bytes = int(Tokenizer(storage.read(TOKENIZER_NAME), where=f"{path}/{TOKENIZER_NAME}").token_num_bytes[live].sum())
     micro_batches = step_batches(atoms, ids=ids, rows=rows, micro_batch_size=micro_batch_size)
-    return HeldoutBatches(micro_batches=micro_batches, num_live_tokens=live.size, num_bytes=num_bytes)
+    own = source_of_slot[slots]
+    return HeldoutBatches(
+        micro_batches=micro_batches,
+        num_bytes=num_bytes,
+        num_samples=sum(counts),
+        sources=tuple(manifest.sources),
+        source_of_row=_by_atom(own, atoms, micro_batch_size=micro_batch_size),
+        live_tokens_of_source=tuple(int(is_live_BS[own == source].sum()) for source in range(len(counts))),
+    )
+
+
+def _by_atom(values: npt.NDArray[np.int64], atoms: Sequence[Atom], *, micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
+    """`values` of the rows of all atoms, as one row of `micro_batch_size` for each atom, filled up with -1."""
+    ends = np.cumsum([atom.num_rows for atom in atoms])
+    parts = np.split(values, ends[:-1]) if len(atoms) else []
+    return tuple((*part.tolist(), *(-1,) * (micro_batch_size - part.size)) for part in parts)
 
 
 def _heldout_streams(path: str | Path, *, manifest: Manifest, storage: Storage, seq_len: int) -> list[HeldoutStream]:

@@ -178,11 +178,11 @@ class ShardedLoader:
         """The first global sample in [first, until) that `block` masks or replaces. Local; the same on all ranks."""
         return self.course.first_touched(block, first=first, until=until)
 
-    def heldout_batches(self, num_samples: int | None = None) -> HeldoutBatches:
+    def heldout_batches(self, num_samples: int | None = None, *, behind: int = 0) -> HeldoutBatches:
         """This rank's part of the held-out samples: the same ones in every run over this data, dealt in atoms. Local.
 
         `num_samples` defaults to `eval_num_samples`, shared out over the sources by what they hold out; fewer are used where there are no
-        more. Empty without a held-out split.
+        more. `behind` so many others, as far as there are. Empty without a held-out split.
         """
         wanted = num_samples if num_samples is not None else self._train.eval_num_samples
         return heldout_batches(
@@ -191,6 +191,7 @@ class ShardedLoader:
             storage=self.course.storage,
             seq_len=self._data.seq_len,
             num_samples=wanted,
+            behind=behind,
             micro_batch_size=self._train.micro_batch_size,
             deal=self._deal,
         )

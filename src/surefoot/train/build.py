@@ -11,10 +11,12 @@ from typing import cast, get_args
 import numpy as np
 import torch
 
+from surefoot.core.canary_cost import canary_samples, canary_words
 from surefoot.core.errors import ConfigError, DataError
 from surefoot.core.hashing import key64
 from surefoot.core.sections import NumericsSection, RunConfig
 from surefoot.core.stages import stages_of
+from surefoot.data.batches import HeldoutBatches
 from surefoot.data.cursor import OnDataChange
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.manifest import TOKENIZER_NAME
@@ -93,13 +95,26 @@ def build_parts(config: RunConfig, world: World) -> Parts:
         optimizer=build_optimizer(model_cut.module, config.optimizer, model_section=config.model),
         data=data,
         tokenizer=tokenizer,
-        evaluation=HeldOut(data.heldout_batches(), cut=model_cut, world=world, config=config, data=data),
+        evaluation=HeldOut(
+            data.heldout_batches(), cut=model_cut, world=world, config=config, data=data, canary=_canary_batches(config, data, world)
+        ),
         scaler=build_scaler(config),
     )
     if model_cut.needs_rehearsal:
         _rehearse(parts)
     _start_process_streams(config.run.seed)
     return parts
+
+
+def _canary_batches(config: RunConfig, data: ShardedLoader, world: World) -> HeldoutBatches | None:
+    """Local. None where the config wants no canary, or nothing is held out. What it costs is said."""
+    wanted = canary_samples(config.canary, config.train, seq_len=config.data.seq_len)
+    batches = data.heldout_batches(wanted, behind=config.train.eval_num_samples)
+    if not batches.num_samples:
+        return None
+    if world.leads:
+        progress.info(canary_words(batches.num_samples, config.canary, config.train, seq_len=config.data.seq_len))
+    return batches
 
 
 def _rehearse(parts: Parts) -> None:
