@@ -21,6 +21,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.loss_scale import loss_scaler
+from surefoot.guard.orders import Orders
 from surefoot.guard.pace import Pace
 from surefoot.guard.place import find_place, under_agent
 from surefoot.guard.quarantine import note_lost_shard
@@ -140,6 +141,18 @@ class Guard:
             evaluation=evaluation,
             root=self._place.run_dir / "checkpoints",
         )
+        self._orders = Orders(
+            self._state,
+            config=config,
+            world=self._world,
+            recorder=self._recorder,
+            saver=self._saver,
+            run_dir=self._place.run_dir,
+            clock=self._clock,
+            beat=self._beat,
+            asked_to_leave=lambda: self._requests.reason,
+            roll_back=self._recovery.roll_back,
+        )
         self._pace = Pace(config.checkpoint, world=self._world, recorder=self._recorder)
         self._times = StepTimes(self._clock)
         self._waits = DataWaits(config.monitor)
@@ -187,8 +200,9 @@ class Guard:
         """Local. Where what was agreed in the last exchange takes effect: go on with the next step, or leave for good.
 
         Collective over the world when a replay differed: then the state is that of an older checkpoint afterwards, at its step. Where
-        something is to be left out of the data: this is the sample from which on it is. And at the end, where the last save must have come
-        back from storage.
+        something is to be left out of the data: this is the sample from which on it is. Where people gave orders: to save, to stop, to go
+        back, or to stand still, and then this returns when the pause is over. And at the end, where the last save must have come back from
+        storage.
         """
         if not self._restored:
             raise SurefootError(
@@ -197,6 +211,8 @@ class Guard:
         if self._leave is None and self._recovery.must_go_back:
             self._beat.beat(phase=Phase.RESTORE, step=self._state.step)
             self._recovery.go_back()
+        if self._leave is None:
+            self._leave = self._orders.take_agreed()
         if self._leave is None and self._state.step >= self._config.train.num_steps:
             self._finish_run()
         if self._leave is not None:
@@ -229,12 +245,14 @@ class Guard:
             measured,
             leave=self._requests.reason is not None,
             block=self._steering.is_asked,
+            order=self._orders.is_asked,
             blocklist_word=self._steering.word,
             saves=self._saver.words(),
             save_clock_s=self._saver.since_last_s,
             save_stall_s=self._saver.last_stall_s,
         )
         self._steering.agreed(self._signals)
+        self._orders.agreed(self._signals)
         if self._script is not None:
             divisor = self._gradient_divisor / self._state.loss_scale
             max_grad_norm = self._config.optimizer.max_grad_norm
@@ -308,6 +326,8 @@ class Guard:
 
     def close(self) -> None:
         """Release what the guard holds. After a Leave that is not a finished run it raises SystemExit with the code of that Leave."""
+        if self._leave is not None:
+            self._orders.refuse_rest(f"the run ended first: {self._leave.reason}")
         self._release(in_order=True)
         if self._leave is not None and self._leave.exit_code:
             self._recorder.say(f"left after step {self._state.step}: {self._leave.reason}")

@@ -59,6 +59,7 @@ class Saver:
         self._failures = Failures(config.checkpoint.max_save_tries, began_s=clock.monotonic_s())
         self._put_off: str | None = None
         self._put_off_at_s = 0.0
+        self._asked: str | None = None
         self._last_began_s = clock.monotonic_s()
         self._committed_slot: tuple[Slot, str] | None = None
         self._committed_step = 0
@@ -93,7 +94,7 @@ class Saver:
     def stands_on(self, manifest: Manifest) -> None:
         """The state is that of `manifest` now: the parent of the next save."""
         self.last_id, self.last_saved_step, self._committed_step = manifest.id, manifest.step, manifest.step
-        self._put_off = None
+        self._put_off = self._asked = None
         self._failures.forget()
 
     def get_ready(self) -> None:
@@ -109,6 +110,10 @@ class Saver:
         self._host.fit(self._prepared(rehearsed).planned, may_reserve=True)
 
     # --- in each step ---
+
+    def ask(self, reason: str) -> None:
+        """Local, on all ranks alike. Save at the end of the next step, beside the loop."""
+        self._asked = reason
 
     def words(self) -> SaveWords:
         """Local. For the vector of this step."""
@@ -164,7 +169,8 @@ class Saver:
             last_saved_step=self.last_saved_step,
             auto_steps=auto_steps,
         )
-        reason = wanted or self._failures.again or self._put_off
+        asked, self._asked = self._asked, None
+        reason = wanted or asked or self._failures.again or self._put_off
         if reason is None or step == self.last_saved_step:
             return None
         if step >= self._config.train.num_steps or signals.leave_requested:

@@ -36,7 +36,7 @@ from surefoot.launch.status import Pulse
 from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import NurseryGone, Watch
-from surefoot.observe.halts import refuse_halted
+from surefoot.observe.halts import refuse_halted, refuse_stopped
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
 
@@ -209,8 +209,9 @@ class Agent:
 
     def _decide(self, ending: Ending) -> Instruction:
         """Restart, with the wait before it; a stop is raised as the error that it stands for."""
-        if ending.in_good_order:
-            refuse_halted(read_ledger(self._ledger.path))  # in the words of the rule that halted it
+        entries = read_ledger(self._ledger.path)
+        refuse_halted(entries)  # in the words of the rule that halted it, or of the person who did
+        refuse_stopped(entries, generation=self._generation)
         instruction, self._restarts = decide(self._restarts, self._fault(ending), self._launch)
         fields = {"kind": instruction.kind, "exit_code": instruction.exit_code, "wait_s": instruction.wait_s}
         self._append_if_possible(Event.RESTART_DECIDED, rule=instruction.grade.value, reason=instruction.reason, fields=fields)

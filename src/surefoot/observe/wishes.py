@@ -1,4 +1,7 @@
-"""A person's wish to go on from a named checkpoint. It stands in the ledger, so it survives a crash, and it holds for one start."""
+"""A person's wish to go on from a named checkpoint. It stands in the ledger, so it survives a crash, and it holds for one start.
+
+A live run that takes the order to go back says so in one line, which is the wish too: killed before it is there, it starts from there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, LedgerEntry, Rung
-from surefoot.observe.lineage import Lineage
+from surefoot.observe.lineage import Lineage, candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,11 @@ def open_wish(entries: Iterable[LedgerEntry]) -> Wish | None:
     for entry in entries:
         if entry.event == Event.RESUME_ASKED:
             wish = Wish(str(entry.fields.get("id", "")), entry.by)
+        elif entry.event == Event.ORDER_TAKEN and entry.fields.get("verb") == "rollback":
+            wish = Wish(str(entry.fields.get("checkpoint", "")), str(entry.fields.get("by", "")))
         elif wish is not None and (
-            entry.event == Event.ATTEMPT_STARTED or (entry.event == Event.CHECKPOINT_REJECTED and entry.fields.get("id") == wish.checkpoint)
+            entry.event in (Event.ATTEMPT_STARTED, Event.RUN_ROLLED_BACK)
+            or (entry.event == Event.CHECKPOINT_REJECTED and entry.fields.get("id") == wish.checkpoint)
         ):
             wish = None
     return wish
@@ -65,3 +71,12 @@ def named_by_step(step: int, lineage: Lineage) -> CheckpointRef | None:
     on_line = [ref for ref in there if not ref.abandoned]
     best = on_line or there
     return best[-1] if best else None
+
+
+def standing_at(step: int, lineage: Lineage) -> CheckpointRef | None:
+    """Where going back to `step` leads: to the checkpoint of that very step, or else to the newest good one of the line before it."""
+    exact = named_by_step(step, lineage)
+    if exact is not None:
+        return exact
+    good = [ref for ref in candidates(lineage) if ref.step <= step and not ref.damaged and ref.id not in lineage.rejected]
+    return good[0] if good else None
