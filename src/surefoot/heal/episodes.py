@@ -25,6 +25,7 @@ NO_BATCH_EXPLAINS: Mapping[str, Cause] = {
     "lr_jump": "schedule",
     "replica_differs": "hardware",
     "recompute_differs": "hardware",
+    "state_is_ill": "state",
 }
 """Rules whose cause is known before any replay; that only tells a fault that is over from one that stays."""
 
@@ -136,31 +137,50 @@ def _vanished(episode: Episode, known: Cause | None, rotated_says: Diagnosis | N
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """What the ledger says. `rollback_steps` are the steps at which episodes were opened, ever: the budget."""
+    """What the ledger says. `opened_at` are the steps at which episodes were opened: the budget. `closed_rules` were rolled back for, with
+    an end; `lr_factor` is what the last roll-back made of the learning rate."""
 
     open: Episode | None = None
     opened_at: tuple[int, ...] = ()
+    closed_rules: tuple[str, ...] = ()
+    lr_factor: float = 1.0
 
     def num_rollbacks(self, *, step: int, section: HealSection) -> int:
         """Of the last `heal.budget_steps`; a step can come again, so those ahead count too."""
         return sum(1 for opened in self.opened_at if opened > step - section.budget_steps)
 
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "open": self.open.as_json() if self.open is not None else None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Episodes:
+        opened = episode_from_json(value["open"]) if value["open"] is not None else None
+        return cls(opened, tuple(value["opened_at"]), tuple(value["closed_rules"]), float(value["lr_factor"]))
+
 
 def fold_episodes(entries: Iterable[LedgerEntry]) -> Episodes:
-    """What was opened and not closed. A roll-back that a person asked for, and a release, end it: somebody has looked."""
+    """What was opened and not closed. A person who releases the run has looked: that ends the open one, and gives the budget back."""
     found = Episodes()
     for entry in entries:
-        fields = entry.fields
         if entry.event == Event.EPISODE_OPENED:
-            opened = episode_from_json({**fields, "id": f"e{entry.seq}"})
-            found = Episodes(opened, (*found.opened_at, entry.step))
-        elif entry.event == Event.RUN_ROLLED_BACK and found.open is not None and fields.get("episode") == found.open.id:
-            found = replace(found, open=replace(found.open, phase=_phase(fields.get("phase"), found.open.phase)))
-        elif entry.event in (Event.EPISODE_CLOSED, Event.RUN_RELEASED):
-            found = replace(found, open=None)
-            if entry.event == Event.RUN_RELEASED:
-                found = Episodes()
+            opened = episode_from_json({**entry.fields, "id": f"e{entry.seq}"})
+            found = replace(found, open=opened, opened_at=(*found.opened_at, entry.step))
+        elif entry.event == Event.RUN_ROLLED_BACK:
+            found = _rolled_back(found, entry.fields)
+        elif entry.event == Event.EPISODE_CLOSED:
+            closed = (found.open.rule,) if found.open is not None else ()
+            found = replace(found, open=None, closed_rules=(*found.closed_rules, *closed))
+        elif entry.event == Event.RUN_RELEASED:
+            found = Episodes(lr_factor=found.lr_factor)
     return found
+
+
+def _rolled_back(found: Episodes, fields: Mapping[str, object]) -> Episodes:
+    factor = fields.get("lr_factor")
+    found = replace(found, lr_factor=float(factor) if isinstance(factor, int | float) else found.lr_factor)
+    if found.open is None or fields.get("episode") != found.open.id:
+        return found
+    return replace(found, open=replace(found.open, phase=_phase(fields.get("phase"), found.open.phase)))
 
 
 def _phase(told: object, present: Phase) -> Phase:

@@ -55,8 +55,8 @@ def heal_state_from_json(value: Mapping[str, Any]) -> HealState:
 class Situation:
     """What else the decision hangs on, equal on all ranks. `num_rollbacks` is folded from the ledger over `heal.budget_steps`.
 
-    `can_redo`: the loop can compute the step again, and has not yet. `in_episode`: a roll-back is being looked into, so what
-    would be a reason for one is for the episode to judge. `next_sample` is the first one behind the present step, which has `samples_per_step`.
+    `can_redo`: the loop can compute the step again, and has not yet. `in_episode`: a roll-back is being looked into, so what would be a
+    reason for one is for the episode to judge. `next_sample` is the first one behind the present step, which has `samples_per_step`.
     """
 
     num_rollbacks: int = 0
