@@ -43,14 +43,12 @@ def sources(**shares: float) -> tuple[SourceSection, ...]:
     return tuple(SourceSection(name=name, weight=weight) for name, weight in weights.items())
 
 
-def steps_of_source(config: RunConfig, name: str) -> list[int]:
-    """The steps of `config` that train on a sample of the source, by the arithmetic of the order. Batches are of one size."""
+def first_sample_of(config: RunConfig, name: str) -> int | None:
+    """The first sample that the source gives to the run, by the arithmetic of the order. Batches are of one size."""
     loader = _loader_of(config)
-    batch = config.train.global_batch_size
-    order = loader.course.order
-    samples = [sample for sample in range(batch * config.train.num_steps) if order.at(sample)[0].source == name]
+    order, num_samples = loader.course.order, config.train.global_batch_size * config.train.num_steps
     loader.close()
-    return sorted({sample // batch + 1 for sample in samples})
+    return next((sample for sample in range(num_samples) if order.at(sample)[0].source == name), None)
 
 
 def row_of(config: RunConfig, *, step: int, slot: int) -> tuple[int, ...]:

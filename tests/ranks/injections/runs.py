@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from surefoot.core.errors import SurefootError
 from surefoot.core.sections import (
     CheckpointSection,
     DataSection,
@@ -27,7 +30,8 @@ from tests.ranks.injections.faults import Fault, Injection, config_of_rank, lose
 
 NUM_RANKS: Final = 3
 SEQ_LEN: Final = 128
-NUM_STEPS: Final = 240
+NUM_STEPS: Final = 200
+NUM_SHORT_STEPS: Final = 70
 SAVE_STEPS: Final = 20
 
 
@@ -38,7 +42,7 @@ def config_of(
     sharded: bool = False,
     seed: int = 0,
     num_steps: int = NUM_STEPS,
-    shares: dict[str, float] | None = None,
+    shares: Mapping[str, float] | None = None,
     **parts: Any,
 ) -> RunConfig:
     """Six samples a step, two atoms for each of three ranks; whole copies, or one that the ranks share. `shares` are of the poisons."""
@@ -57,8 +61,16 @@ def config_of(
     return replace(config, **parts)
 
 
-def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fault, ...] = ()) -> int:
-    """Collective over the world. A run to its end or until it leaves, with its faults; the exit code."""
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended on a rank: what its process would have ended with, and what was said."""
+
+    exit_code: int
+    error: str = ""
+
+
+def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fault, ...] = (), crash_at: int = 0) -> End:
+    """Collective over the world. A run to its end or until it leaves, with its faults; `crash_at` kills every rank after that step."""
     for fault in faults:
         config = config_of_rank(config, fault, rank=rank)
     try:
@@ -72,16 +84,10 @@ def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fau
                 for injection in injections:
                     here = injection.before_step(here)
                 train_step(here, guard)
+                if guard.step == crash_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
     except SystemExit as left:
-        return int(str(left.code))
-    return 0
-
-
-def crash_after(*, rank: int, world_size: int, config: RunConfig, step: int) -> None:
-    """A run that dies, all ranks at once, when the step is finished."""
-    with open_run(config) as (parts, guard):
-        guard.restore()
-        while guard.begin():
-            train_step(parts, guard)
-            if guard.step == step:
-                os.kill(os.getpid(), 9)
+        return End(int(str(left.code)))
+    except SurefootError as error:
+        return End(error.exit_code, str(error))
+    return End(0)
