@@ -69,6 +69,12 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return _collect_model(model, LiveState())
 
 
+def submodules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Local. Every submodule by the path that its parameters' names have; of a wrapper and what it wraps, the latter."""
+    replicated = {path for path, module in model.named_modules() if isinstance(module, DistributedDataParallel)}
+    return {_clean_name(path, replicated): module for path, module in model.named_modules()}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

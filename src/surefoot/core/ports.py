@@ -141,6 +141,23 @@ class NumericsPort(Stateful, Protocol):
         ...
 
 
+class GaugePort(Protocol):
+    """What a loop measures inside its forward and backward, where the guard cannot look. All of it is local and of the present step."""
+
+    def begin(self) -> None:
+        """The next step begins: what was measured so far is forgotten."""
+        ...
+
+    def squared_local_norm(self) -> Any:
+        """A 0-d float64 tensor: of the gradient that this rank contributed in its last computation of the step, before any reduction and in
+        the units of `.grad`; None where it is not known."""
+        ...
+
+    def times_s(self) -> Mapping[str, float]:
+        """Of forward_s, backward_s, reduce_s (exposed) those that are known. Asked when the update is over."""
+        ...
+
+
 class RecomputePort(Protocol):
     """What a loop hands over whose local gradients can be computed again. Asked between two steps: after the update, gradients cleared."""
 

@@ -15,10 +15,11 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, SurefootError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.ports import DataPort, EvalPort, LossScaler, NumericsPort, Stateful
+from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, Stateful
 from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
+from surefoot.guard.instruments import Instruments
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.loss_scale import loss_scaler
 from surefoot.guard.orders import Orders
@@ -74,6 +75,7 @@ class Guard:
         extra: Mapping[str, Stateful] | None = None,
         numerics: NumericsPort | None = None,
         scaler: LossScaler | torch.amp.GradScaler | None = None,
+        gauges: GaugePort | None = None,
         world: World | None = None,
         lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
@@ -110,8 +112,14 @@ class Guard:
             generation=self._place.generation,
             clock=self._clock,
         )
+        self._instruments = Instruments(self._state, config=config, world=self._world, gauges=gauges)
         self._judge = Judge(
-            self._state, world=self._world, generation=self._place.generation, gradient_divisor=gradient_divisor, clock=self._clock
+            self._state,
+            world=self._world,
+            instruments=self._instruments,
+            generation=self._place.generation,
+            gradient_divisor=gradient_divisor,
+            clock=self._clock,
         )
         self._saver = Saver(
             self._state,
@@ -222,6 +230,7 @@ class Guard:
         if self._lease is not None:
             self._lease.check()
         self._times.begin()
+        self._instruments.begin()
         self._beat.beat(phase=Phase.STEP, step=self._state.step, restored=True)
         return Go(step=self._state.step)
 
@@ -240,7 +249,8 @@ class Guard:
         parameter group).
         """
         self._times.judge()
-        measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s)
+        rate = lr if lr is not None else float(self._state.optimizer.param_groups[0]["lr"])
+        measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s, lr=rate, tells_lr=lr is not None)
         self._signals, verdict = self._judge.exchange(
             measured,
             leave=self._requests.reason is not None,
@@ -268,13 +278,15 @@ class Guard:
             )
         if self._action.proceeds:
             self._times.add("save_s", self._saver.staged())  # an update must not meet a copy that is being taken
-        self._times.judged(measured, lr=lr if lr is not None else float(self._state.optimizer.param_groups[0]["lr"]))
+            self._judge.before_update()
+        self._times.judged(measured, lr=rate)
         return self._action
 
     def applied(self) -> None:
         """Local. The update that `judge` allowed has been made."""
         self._state.updates += 1
         self._times.applied()
+        self._judge.applied()
 
     def finish(self) -> StepReport:
         """Collective over the world. Count the step, evaluate and save when due, tell everybody, return the report."""
@@ -282,6 +294,7 @@ class Guard:
         if signals is None or action is None:
             raise SurefootError("finish was called before judge", where=f"step {self._state.step + 1}")
         self._signals = self._action = None
+        self._instruments.end()
         if isinstance(action, Halt):
             self._recorder.ledger(Event.RUN_HALTED, rule=action.rule, reason=action.reason)
             self._leave = Leave(TrainingHalted.exit_code, action.reason)

@@ -1,47 +1,66 @@
-"""Measure, exchange, judge: from this rank's gradients to a verdict that is equal on all ranks."""
+"""Measure and exchange: from this rank's gradients to signals that are equal on all ranks."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
 import torch
 
 from surefoot.core.clock import Clock
-from surefoot.core.records import Signals, Verdict
+from surefoot.core.records import Signals
 from surefoot.guard.counting import agree_dealt
+from surefoot.guard.instruments import Instruments
 from surefoot.guard.state import TrainState
 from surefoot.guard.under_way import SaveWords
-from surefoot.monitor.gradients import counted_gradients, squared_norm_levels
+from surefoot.monitor.gradients import counted_parameters, gradients_of, norms_of, squared_norm_levels
+from surefoot.monitor.probe_figures import probe_figures
 from surefoot.monitor.vector import Flag, HostWords, encode, fold
-from surefoot.monitor.verdict import judge
 from surefoot.tensors.world import World, gather_words
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the loop hands over for one step. `loss_sum` is in nats, summed over this rank's live tokens. Durations in seconds."""
+    """What the loop hands over for one step. `loss_sum` is in nats, summed over this rank's live tokens. Durations in seconds.
+
+    `lr` is the rate that the loop will update with; `tells_lr` where it said so by itself.
+    """
 
     loss_sum: torch.Tensor
     num_live_tokens: int
     data_wait_s: float
     forward_backward_s: float
+    lr: float = math.nan
+    tells_lr: bool = False
 
 
 class Judge:
     """Holds nothing that outlives a step."""
 
-    def __init__(self, state: TrainState, *, world: World, generation: int, gradient_divisor: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        *,
+        world: World,
+        instruments: Instruments,
+        generation: int,
+        gradient_divisor: float,
+        clock: Clock,
+    ) -> None:
         self._state = state
+        self._instruments = instruments
         self._world = world
         self._generation = generation
         self._gradient_divisor = gradient_divisor
         self._clock = clock
         self._dealt: frozenset[int] | None = None
+        self._told_lr: float | None = None
 
     def get_ready(self) -> None:
-        """Collective over the save group. Agree on who counts which gradient, once, before the first step."""
+        """Collective over the save group. Agree on who counts which gradient, and on what the vector carries, once before the first step."""
         self._dealt = agree_dealt(self._state.model, self._state.optimizer, world=self._world)
+        self._instruments.get_ready()
 
     def exchange(
         self,
@@ -54,14 +73,20 @@ class Judge:
         saves: SaveWords,
         save_clock_s: float,
         save_stall_s: float,
-    ) -> tuple[Signals, Verdict]:
+    ) -> Signals:
         """Collective over the loop group: the one all-gather of the step. Reads the device once."""
-        parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
-        gradients = counted_gradients(parameters, rank=self._world.rank, world_size=self._world.size, dealt=self._dealt)
+        counted = self._counted()
+        gradients, device = gradients_of(counted), self._world.device
+        scale = self._gradient_divisor / self._state.loss_scale
+        norms_T = norms_of(gradients, device=device)
         numerics = self._state.numerics
-        levels_L1 = squared_norm_levels(gradients, device=self._world.device, bound=numerics.bound if numerics is not None else None)
+        bound = numerics.bound if numerics is not None else None
+        levels_L1 = squared_norm_levels(gradients, norms_T=norms_T, device=device, bound=bound)
         if numerics is not None and not self._world.leads:
             levels_L1[-1] = 0.0  # the bound counts the non-finite tensors of all ranks
+        levels_L1[:-1] *= scale**2
+        readings = self._instruments.read(counted, norms_T=norms_T, gradient_scale=scale)
+        self._told_lr = measured.lr if measured.tells_lr else None
         host = HostWords(
             generation=self._generation,
             attempt=self._state.attempt,
@@ -78,12 +103,28 @@ class Judge:
             save_slot_free=saves.slot_free,
             save_point=saves.point,
             save_state=saves.state,
+            layout_word=self._instruments.layout.word,
+            memory_bytes=readings.memory_bytes,
+            lr=measured.lr,
+            lr_applied_ratio=readings.lr_applied_ratio,
         )
-        loss_sum = measured.loss_sum.detach().to(device=self._world.device, dtype=torch.float64)
-        levels_L1[:-1] *= (self._gradient_divisor / self._state.loss_scale) ** 2
-        device_values = torch.cat((loss_sum.reshape(1), levels_L1))
-        signals = fold(gather_words(self._world, encode(host, device_values=device_values)))
+        loss_sum = measured.loss_sum.detach().to(device=device, dtype=torch.float64)
+        values = torch.cat((loss_sum.reshape(1), levels_L1, readings.squared_local_norm.reshape(1), readings.values))
+        words_RW = gather_words(self._world, encode(host, device_values=values))
+        signals = fold(words_RW, layout=self._instruments.layout, figures=probe_figures)
         scaler = self._state.scaler
         if scaler is not None:
             signals = replace(signals, loss_scale=scaler.scale, loss_scale_at_minimum=scaler.at_minimum)
-        return signals, judge(signals)
+        return signals
+
+    def before_update(self) -> None:
+        """Local. Between the decision to update and the update."""
+        self._instruments.before_update(self._counted())
+
+    def applied(self) -> None:
+        """Local. The update has been made; the step is not counted yet."""
+        self._instruments.applied(told=self._told_lr)
+
+    def _counted(self) -> list[torch.nn.Parameter]:
+        parameters = [parameter for group in self._state.optimizer.param_groups for parameter in group["params"]]
+        return counted_parameters(parameters, rank=self._world.rank, world_size=self._world.size, dealt=self._dealt)

@@ -1,25 +1,28 @@
 """The one small vector that every rank sends before the update, and how it is folded into Signals.
 
 Words are int64; floats travel as the bits of a float64, so one all-gather carries sums, maxima and per-rank values alike, and every rank
-folds the same words in the same order. A word's place never changes inside one `VECTOR_VERSION`; ranks that disagree on it refuse to go on.
+folds the same words in the same order. A word's place never changes inside one `VECTOR_VERSION` and one `Layout`, which names what is sent
+per group of parameters; ranks that disagree on either refuse to go on. Its length follows from layout and step alone.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Literal
 
+import numpy as np
 import torch
 
 from surefoot.core.errors import SurefootError
+from surefoot.core.hashing import key64
 from surefoot.core.records import RankSignals, Signals
 from surefoot.tensors.exact_sum import NUM_LEVELS
 
-VECTOR_VERSION = 4
+VECTOR_VERSION = 5
 
 
 class Flag(IntFlag):
@@ -29,6 +32,7 @@ class Flag(IntFlag):
     SAVE = 2
     PAUSE = 4
     BLOCK = 8
+    ORDER = 16
 
 
 class SaveState(IntEnum):
@@ -41,8 +45,32 @@ class SaveState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """What a vector carries beside the words that every one has, agreed on once before the first step.
+
+    Per group of parameters: the squared norm of its gradient, and squares of updates and weights. In steps that probe, the values named in
+    `sums`, which are added over ranks, and in `maxima`, of which the largest counts; `figures` makes the probes of them.
+    """
+
+    groups: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    maxima: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> int:
+        """Names it in the vector."""
+        return key64("layout", *self.groups, "|", *self.sums, "|", *self.maxima) >> 1
+
+
+Figures = Callable[[Mapping[str, float]], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class HostWords:
-    """What a rank knows without its device. Durations in seconds; `blocklist_word` is the first 8 bytes of the blocklist's chain head."""
+    """What a rank knows without its device. Durations in seconds; `blocklist_word` is the first 8 bytes of the blocklist's chain head.
+
+    `lr` is what the loop will update with, `lr_applied_ratio` as in `Signals`.
+    """
 
     generation: int
     attempt: int
@@ -59,19 +87,29 @@ class HostWords:
     save_slot_free: bool
     save_point: int = 0
     save_state: SaveState = SaveState.NONE
+    layout_word: int = 0
+    memory_bytes: int = 0
+    lr: float = math.nan
+    lr_applied_ratio: float = math.nan
 
 
 _INTS = (
     "version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free", "save_point", "save_state",
+    "layout_word", "memory_bytes",
 )  # fmt: skip
-_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s")
+_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s", "lr", "lr_applied_ratio")
 _LEVELS = tuple(f"squared_norm_{level}" for level in range(NUM_LEVELS))
-_DEVICE = ("loss_sum", *_LEVELS, "num_nonfinite")
+_DEVICE = ("loss_sum", *_LEVELS, "num_nonfinite", "squared_local_norm")
 _PLACE = {name: index for index, name in enumerate((*_INTS, *_FLOATS, *_DEVICE))}
+_AGREED = ("version", "layout_word", "generation", "attempt", "step", "blocklist_word", "save_point")
 
 
 def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
-    """Local. `device_values` float64 [NUM_LEVELS + 2] = (loss_sum, squared norm by level, num_nonfinite) -> int64 [W] on their device."""
+    """Local. int64 [W] on the device of `device_values`, which are float64 in the order of the vector.
+
+    That is (loss_sum, squared norm by level, num_nonfinite, squared local norm), then what the layout names: squared norms of the gradient,
+    of the update and of the weights, each by group, and in steps that probe its sums and maxima.
+    """
     ints = (
         VECTOR_VERSION,
         host.generation,
@@ -83,24 +121,27 @@ def encode(host: HostWords, *, device_values: torch.Tensor) -> torch.Tensor:
         int(host.save_slot_free),
         host.save_point,
         int(host.save_state),
+        host.layout_word,
+        host.memory_bytes,
     )
-    floats = (host.data_wait_s, host.forward_backward_s, host.step_clock_s, host.cpu_s, host.save_clock_s, host.save_stall_s)
-    words = (*ints, *(_bits(value) for value in floats))
+    words = (*ints, *(_bits(getattr(host, name)) for name in _FLOATS))
     on_host = torch.tensor(words, dtype=torch.int64)
     return torch.cat((on_host.to(device_values.device, non_blocking=True), device_values.view(torch.int64)))
 
 
-def fold(words_RW: torch.Tensor) -> Signals:
+def fold(words_RW: torch.Tensor, *, layout: Layout | None = None, figures: Figures = dict) -> Signals:
     """Local, pure. The gathered words of all ranks -> Signals, equal on every rank.
 
     The norm is that of the mean gradient: sqrt(sum of squared norms) / live tokens; each element was counted by one rank. Levels and ranks
     are added exactly, so that exact parts make an exact whole. Save clock and
     stall are rank 0's, so all ranks decide alike; a slot is free when every rank has one. A save is committed when rank 0 says so, whose
-    side publishes; otherwise one rank that failed is enough.
-    Raises SurefootError when ranks are on different steps, attempts, generations, blocklists or vector versions, naming them.
+    side publishes; otherwise one rank that failed is enough. `lr` is rank 0's; of the applied ratios the one furthest from 1 counts.
+    `figures` makes probes of what the layout names.
+    Raises SurefootError when ranks are on different steps, attempts, generations, blocklists, layouts or vector versions, naming them.
     """
-    rows = [[int(word) for word in row] for row in words_RW.tolist()]
-    for name in ("version", "generation", "attempt", "step", "blocklist_word", "save_point"):
+    words_RW = words_RW.cpu()
+    rows = [[int(word) for word in row] for row in words_RW[:, : len(_PLACE)].tolist()]
+    for name in _AGREED:
         values = [row[_PLACE[name]] for row in rows]
         if len(set(values)) > 1:
             raise SurefootError(
@@ -110,6 +151,8 @@ def fold(words_RW: torch.Tensor) -> Signals:
             )
     first = rows[0]
     num_live_tokens = sum(row[_PLACE["num_live_tokens"]] for row in rows)
+    tail_RX = words_RW[:, len(_PLACE) :]
+    group_norms, update_ratios, probes = _fold_layout(tail_RX, layout or Layout(), num_live_tokens=num_live_tokens, figures=figures)
     squared_norm = _sum(_float(row, level) for row in rows for level in _LEVELS)
     flags = Flag(0)
     for row in rows:
@@ -137,12 +180,57 @@ def fold(words_RW: torch.Tensor) -> Signals:
                 forward_backward_s=_float(row, "forward_backward_s"),
                 step_clock_s=_float(row, "step_clock_s"),
                 cpu_s=_float(row, "cpu_s"),
+                local_norm=_root(_float(row, "squared_local_norm")),
+                memory_bytes=row[_PLACE["memory_bytes"]],
             )
             for rank, row in enumerate(rows)
         ),
         save_point=first[_PLACE["save_point"]],
         save_outcome=_outcome([SaveState(row[_PLACE["save_state"]]) for row in rows]),
+        lr=_float(first, "lr"),
+        lr_applied_ratio=max((_float(row, "lr_applied_ratio") for row in rows), key=_distance_from_1),
+        order_requested=Flag.ORDER in flags,
+        group_norms=group_norms,
+        update_ratios=update_ratios,
+        probes=probes,
     )
+
+
+def _fold_layout(
+    words_RX: torch.Tensor, layout: Layout, *, num_live_tokens: int, figures: Figures
+) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
+    """(group norms, update ratios, probes). Row by row in the order of ranks, so with the same bits everywhere.
+
+    A group that nobody has told of an update of is left out.
+    """
+    num_groups, num_sums = len(layout.groups), len(layout.sums)
+    widths = (3 * num_groups, 3 * num_groups + num_sums + len(layout.maxima))
+    if words_RX.shape[1] not in widths:
+        raise SurefootError(f"a vector has {words_RX.shape[1]} words behind its fixed ones, its layout {widths}", where="the exchange")
+    values_RX = words_RX.contiguous().numpy().view(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums_X = np.add.reduce(values_RX, axis=0)
+        maxima_X = np.maximum.reduce(values_RX, axis=0)
+    squares_G, updates_G, weights_G = sums_X[: 3 * num_groups].reshape(3, num_groups).tolist()
+    group_norms = {name: _root(value) / max(num_live_tokens, 1) for name, value in zip(layout.groups, squares_G, strict=True)}
+    moved = zip(layout.groups, updates_G, weights_G, strict=True)
+    update_ratios = {name: _root(update / weight) for name, update, weight in moved if weight > 0 or math.isnan(weight)}
+    if words_RX.shape[1] == widths[0]:
+        return group_norms, update_ratios, {}
+    probed = dict(zip(layout.sums, sums_X[3 * num_groups :].tolist(), strict=False))
+    probed |= dict(zip(layout.maxima, maxima_X[3 * num_groups + num_sums :].tolist(), strict=True))
+    return group_norms, update_ratios, figures(probed)
+
+
+def _root(value: float) -> float:
+    return math.sqrt(value) if value >= 0 else math.nan
+
+
+def _distance_from_1(ratio: float) -> float:
+    """Of a rate; one that nobody told is no distance."""
+    if math.isnan(ratio):
+        return -1.0
+    return abs(math.log(ratio)) if ratio > 0 else math.inf
 
 
 def _outcome(states: list[SaveState]) -> Literal["", "committed", "failed"]:
