@@ -195,7 +195,7 @@ def _alert(name: str, group: Group, *, sender: Sender) -> Alert:
         run=sender.run,
         run_dir=sender.run_dir,
         host=sender.host,
-        step=told_of.step,
+        step=_step_of(told_of),
         attempt=told_of.attempt,
         generation=told_of.generation,
         time_utc=told_of.time_utc,
@@ -230,23 +230,37 @@ def _what(entry: LedgerEntry, title: str) -> str:
 
 def _where(entry: LedgerEntry, ranks: Sequence[int], *, host: str) -> str:
     named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}" if ranks else ""
-    step = f"step {entry.step}" if entry.attempt else ""
+    step = f"step {_step_of(entry)}" if entry.attempt else ""
     place = f"attempt {entry.attempt}, generation {entry.generation}, ledger entry {entry.seq}" if entry.seq else ""
     return ", ".join(part for part in (named, step, place, f"host {host}") if part)
+
+
+def _step_of(entry: LedgerEntry) -> int:
+    """A finding is written while its step is not finished yet."""
+    of_step = entry.fields.get("of_step")
+    return of_step if isinstance(of_step, int) else entry.step
+
+
+_DONE: Final[Mapping[str, str]] = {
+    "skipupdate": "the update was skipped",
+    "rollback": "a roll-back was decided",
+    "pause": "the run was paused",
+    "proceed": "none: training goes on",
+}
 
 
 def _action(entries: Sequence[LedgerEntry]) -> str:
     """What was done, by the entries of the group that say so."""
     said = []
     for entry in entries:
+        if entry.event == "anomaly.found" and (done := _DONE.get(str(entry.fields.get("action", "")))):
+            said.append(f"{done} (dry run)" if entry.fields.get("dry_run") else done)
         if entry.event == "restart.decided":
             said.append(f"{entry.fields.get('kind', 'restart')}: {entry.reason}")
         elif entry.event == "step.rechecked":
-            said.append(f"step {entry.step} was computed again: {entry.reason}")
+            said.append(f"step {_step_of(entry)} was computed again: {entry.reason}")
         elif entry.event == "run.rolled_back":
             said.append(f"training goes on from step {entry.step}, checkpoint {entry.fields.get('checkpoint')}")
-    skipped = sum(entry.event == "update.skipped" for entry in entries)
-    said += [f"{skipped} updates were skipped" if skipped > 1 else "the update was skipped"] if skipped else []
     return "; ".join(dict.fromkeys(said))
 
 
