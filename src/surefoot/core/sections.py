@@ -302,6 +302,24 @@ class MonitorSection:
     audit_interval_steps: int = setting(
         100, "replicas are compared, and a neighbour's atom is computed again, this often; 0 is off", unit="steps", low=0
     )
+    outlier_sigmas: float = setting(
+        10.0, "outlier_loss: a single step this far above what its last 128 foretell; 0.1 false alarms in 10,000 healthy steps", low=3.0
+    )
+    mild_sigmas: float = setting(
+        7.5, "outlier_loss_mild, which only records: 1.8 in 10,000, and the lone outliers of public runs stand at 7.6 and more", low=3.0
+    )
+    joint_sigmas: float = setting(6.0, "outlier_loss_and_norm: loss and log gradient norm both this far up", low=3.0)
+    sustained_height: float = setting(
+        12.0, "sustained_loss: height of its cumulative sum; 0.3 in 10,000, a rise of 0.1 nats is found in 8 steps", low=4.0
+    )
+    sustained_slow_height: float = setting(20.0, "sustained_loss_slow: the same for smaller rises; 0.9 in 10,000", low=4.0)
+    grad_level_height: float = setting(
+        18.0, "grad_level: the same of the log gradient norm; 0.3 in 10,000 (15: 1.1), half as much again is found in 7 steps", low=4.0
+    )
+    grad_outlier_factor: float = setting(5.0, "grad_outlier, which only records: times the trailing median of 256 norms", low=1.0)
+    grad_burst_factor: float = setting(
+        100.0, "grad_burst: single healthy steps reach 15 and come to no harm, BLOOM's spike reached 4,000", low=1.0
+    )
     classic_max_norm: float = setting(1.0, "norm_over_clip, a classic rule: what the gradient norm may not exceed", low=0.0)
     classic_sigmas: float = setting(
         6.0,

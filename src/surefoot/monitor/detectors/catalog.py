@@ -27,9 +27,9 @@ class Rule:
 
 RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(Asks.SKIP, Asks.SKIP, "0"),
-    "outlier_loss": Rule(Asks.SKIP, None, "0.05"),
-    "outlier_loss_mild": Rule(Asks.RECORD, None, "0.6"),
-    "outlier_loss_and_norm": Rule(Asks.SKIP, None, "0.6 at most"),
+    "outlier_loss": Rule(Asks.SKIP, None, "0.1"),
+    "outlier_loss_mild": Rule(Asks.RECORD, None, "1.8"),
+    "outlier_loss_and_norm": Rule(Asks.RECORD, None, "0.8"),
     "sustained_loss": Rule(Asks.ROLL_BACK, None, "0.35", is_vote=True),
     "sustained_loss_slow": Rule(Asks.ALERT, None, "0.95"),
     "grad_level": Rule(Asks.ROLL_BACK, None, "0.7", is_vote=True),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.core.records import Asks, Finding
-from surefoot.core.sections import MonitorSection
+from surefoot.monitor.detectors.thresholds import Thresholds
 
 NUM_LOSSES, NUM_LOSSES_LEAST = 128, 64
 NUM_NORMS = 1000
@@ -16,18 +16,6 @@ RECOVERED_SHARE, RECOVER_STEPS = 1.05, 200
 NAMES = frozenset(
     {"norm_over_clip", "norm_5x_mean_1000", "norm_100x_mean_1000", "loss_n_sigma", "recover_5pct_200", "replica_norm_compare"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """What the classic rules leave open."""
-
-    max_norm: float = 1.0
-    num_sigmas: float = 6.0
-
-
-def thresholds_of(monitor: MonitorSection) -> Thresholds:
-    return Thresholds(max_norm=monitor.classic_max_norm, num_sigmas=monitor.classic_sigmas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +55,11 @@ def _norm_rules(
     state: ClassicState, *, step: int, norm: float, rank_norms: tuple[float, ...], rules: Mapping[str, Asks], thresholds: Thresholds
 ) -> list[Finding]:
     findings = []
-    if "norm_over_clip" in rules and norm > thresholds.max_norm:
-        told = f"the gradient norm {norm:.3g} is over {thresholds.max_norm:g}"
-        findings.append(Finding("norm_over_clip", rules["norm_over_clip"], told, step, {"value": norm, "limit": thresholds.max_norm}))
+    if "norm_over_clip" in rules and norm > thresholds.classic_max_norm:
+        told = f"the gradient norm {norm:.3g} is over {thresholds.classic_max_norm:g}"
+        findings.append(
+            Finding("norm_over_clip", rules["norm_over_clip"], told, step, {"value": norm, "limit": thresholds.classic_max_norm})
+        )
     if state.norms:
         mean = math.fsum(state.norms) / len(state.norms)
         for name, factor in (("norm_100x_mean_1000", 100.0), ("norm_5x_mean_1000", 5.0)):
@@ -92,10 +82,10 @@ def _loss_rules(
     if len(state.losses) >= NUM_LOSSES_LEAST:
         mean = math.fsum(state.losses) / len(state.losses)
         sigma = math.sqrt(math.fsum((value - mean) ** 2 for value in state.losses) / (len(state.losses) - 1))
-        limit = mean + thresholds.num_sigmas * sigma
+        limit = mean + thresholds.classic_sigmas * sigma
         if loss > limit:
             if "loss_n_sigma" in rules:
-                told = f"the loss {loss:.4g} is over {limit:.4g}, {thresholds.num_sigmas:g} sigma above its mean of {mean:.4g}"
+                told = f"the loss {loss:.4g} is over {limit:.4g}, {thresholds.classic_sigmas:g} sigma above its mean of {mean:.4g}"
                 evidence = {"value": loss, "mean": mean, "sigma": sigma}
                 findings.append(Finding("loss_n_sigma", rules["loss_n_sigma"], told, step, evidence))
             if state.spike_step < 0:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from surefoot.core.records import Asks, Finding
 from surefoot.monitor.detectors.cusum import AT_ZERO, Cusum, Limits
 from surefoot.monitor.detectors.robust import SIGMA_OF_MAD, clipped, mad, median, quantum
+from surefoot.monitor.detectors.thresholds import Thresholds
 
 NUM_RECENT = 128
 NUM_LEAST = 32
 """Fewer losses say nothing of their noise."""
 
-OUTLIER_Z, MILD_Z, JOINT_Z = 10.0, 8.0, 6.0
-"""0.05 and 0.6 false alarms per 10,000 healthy steps of public runs; the third only where the gradient norm stands out as far."""
+SLACK, SLACK_SLOW = 1.0, 0.5
+"""Sigmas: half of the smallest lasting rise that each sum is for."""
 
-SUSTAINED, SUSTAINED_SLOW = Limits(slack=1.0, height=12.0), Limits(slack=0.5, height=20.0)
 NUM_KEPT, LAG, NUM_REFERENCE, NUM_REFERENCE_LEAST = 576, 64, 512, 64
 FLOOR_SHARE = 1e-3
 """Of the level: the noise of a batch of 0.5M tokens is 1.1%, so a hundred times larger batches are above it still."""
@@ -75,15 +75,18 @@ def loss_state(*, count: int, values: Sequence[float], sustained: Cusum, sustain
 def expected(values: Sequence[float]) -> tuple[float, float] | None:
     """(level, sigma) of the next loss from the trailing ones; None when there are too few.
 
-    The level is that of a line through the medians of both halves, where it falls: a run that learns fast has outliers too. A loss that
-    rises is no trend to follow. Sigma is by MAD from the line, at least the rounding of the figures and a thousandth of the level.
+    Where the loss falls, the level is that of a line: through the median of the newer half, with the slope between both halves or that
+    within the newer one, whichever is less steep, since learning slows down. A loss that rises is no trend to follow. Sigma is by MAD
+    from the line, at least the rounding of the figures and a thousandth of the level.
     """
     num = len(values)
     if num < NUM_LEAST:
         return None
     half = num // 2
+    quarter = half + (num - half) // 2
     older, newer = median(sorted(values[:half])), median(sorted(values[half:]))
-    slope = min(0.0, (newer - older) / (num / 2.0))
+    recent = (median(sorted(values[quarter:])) - median(sorted(values[half:quarter]))) / ((num - half) / 2.0)
+    slope = min(0.0, max((newer - older) / (num / 2.0), recent))
     middle = (half + num - 1) / 2.0
     start = newer - slope * middle
     if slope == 0.0:
@@ -98,36 +101,39 @@ def read_loss(state: LossState, loss: float) -> Reading | None:
     return Reading(loss, *known) if known is not None else None
 
 
-def outlier(step: int, loss: Reading, *, norm_z: float, rules: Mapping[str, Asks]) -> Finding | None:
+def outlier(step: int, loss: Reading, *, norm_z: float, rules: Mapping[str, Asks], thresholds: Thresholds) -> Finding | None:
     """The gravest thing that tier 1 says of one step."""
     z = loss.z
     told = f"the loss {loss.value:.4g} is {z:.1f} sigma above {loss.level:.4g}, expected from the last {NUM_RECENT} steps"
-    if z > OUTLIER_Z and "outlier_loss" in rules:
+    if z > thresholds.outlier_sigmas and "outlier_loss" in rules:
         return Finding("outlier_loss", rules["outlier_loss"], told, step, loss.evidence())
-    if z > JOINT_Z and norm_z > JOINT_Z and "outlier_loss_and_norm" in rules:
+    if min(z, norm_z) > thresholds.joint_sigmas and "outlier_loss_and_norm" in rules:
         told = f"{told}; the gradient norm is {norm_z:.1f} sigma up"
         return Finding("outlier_loss_and_norm", rules["outlier_loss_and_norm"], told, step, {**loss.evidence(), "norm_z": norm_z})
-    if z > MILD_Z and "outlier_loss_mild" in rules:
+    if z > thresholds.mild_sigmas and "outlier_loss_mild" in rules:
         return Finding("outlier_loss_mild", rules["outlier_loss_mild"], told, step, loss.evidence())
     return None
 
 
-def sustained(state: LossState, loss: float, *, step: int, rules: Mapping[str, Asks]) -> tuple[LossState, list[Finding]]:
+def sustained(
+    state: LossState, loss: float, *, step: int, rules: Mapping[str, Asks], thresholds: Thresholds
+) -> tuple[LossState, list[Finding]]:
     """Both sums of tier 2 after one more loss, and what they say."""
     if len(state.reference) < NUM_REFERENCE_LEAST:
         return state, []
     level = median(state.reference)
     sigma = max(SIGMA_OF_MAD * mad(state.reference, centre=level), quantum(state.values[-NUM_RECENT:]), FLOOR_SHARE * abs(level))
     reading, findings = Reading(loss, level, sigma), []
-    fast, is_up = state.sustained.add(reading.z, step=step, limits=SUSTAINED)
-    slow, is_slowly_up = state.sustained_slow.add(reading.z, step=step, limits=SUSTAINED_SLOW)
-    for name, speaks, cusum, limits in (
-        ("sustained_loss", is_up, fast, SUSTAINED),
-        ("sustained_loss_slow", is_slowly_up, slow, SUSTAINED_SLOW),
+    limits, slow_limits = Limits(SLACK, thresholds.sustained_height), Limits(SLACK_SLOW, thresholds.sustained_slow_height)
+    fast, is_up = state.sustained.add(reading.z, step=step, limits=limits)
+    slow, is_slowly_up = state.sustained_slow.add(reading.z, step=step, limits=slow_limits)
+    for name, speaks, cusum, height in (
+        ("sustained_loss", is_up, fast, limits.height),
+        ("sustained_loss_slow", is_slowly_up, slow, slow_limits.height),
     ):
         if speaks and name in rules:
             told = f"the loss has stayed above its level of {level:.4g} since step {cusum.onset_step}"
-            evidence = {**reading.evidence(), "cusum": cusum.total, "height": limits.height}
+            evidence = {**reading.evidence(), "cusum": cusum.total, "height": height}
             findings.append(Finding(name, rules[name], told, cusum.onset_step, evidence))
     return replace(state, sustained=fast, sustained_slow=slow), findings
 

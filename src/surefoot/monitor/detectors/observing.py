@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from surefoot.core.records import Asks, Finding
 from surefoot.monitor.detectors.advice import watch_signals
-from surefoot.monitor.detectors.classics import ClassicState, Thresholds, watch_classics
+from surefoot.monitor.detectors.classics import ClassicState, watch_classics
 from surefoot.monitor.detectors.loss import LossState, outlier, read_loss, sustained, take_loss
 from surefoot.monitor.detectors.norms import NormState, read_norm, take_norm, watch_norm
 from surefoot.monitor.detectors.observation import Observation
 from surefoot.monitor.detectors.ranks import RankState, watch_ranks
 from surefoot.monitor.detectors.rates import watch_rate
 from surefoot.monitor.detectors.state import DetectorState
+from surefoot.monitor.detectors.thresholds import DEFAULT, Thresholds
 
 _GRAVEST_FIRST = tuple(reversed(tuple(Asks)))
 
@@ -25,7 +26,7 @@ def observe(
     rules: Mapping[str, Asks],
     *,
     frozen: bool = False,
-    thresholds: Thresholds = Thresholds(),  # noqa: B008
+    thresholds: Thresholds = DEFAULT,
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
     """The state after this step and what the bound rules say of it, the gravest first.
 
@@ -84,13 +85,13 @@ def _watch_figures(
     loss_reading, norm_reading = read_loss(state.loss, loss), read_norm(state.norm, norm)
     norm_state, loss_state = state.norm, state.loss
     if norm_reading is not None:
-        norm_state, found = watch_norm(norm_state, norm_reading, step=step, rules=rules)
+        norm_state, found = watch_norm(norm_state, norm_reading, step=step, rules=rules, thresholds=thresholds)
         findings += found
     if loss_reading is not None:
         norm_z = norm_reading.z if norm_reading is not None else 0.0
-        if (single := outlier(step, loss_reading, norm_z=norm_z, rules=rules)) is not None:
+        if (single := outlier(step, loss_reading, norm_z=norm_z, rules=rules, thresholds=thresholds)) is not None:
             findings.append(single)
-        loss_state, found = sustained(loss_state, loss, step=step, rules=rules)
+        loss_state, found = sustained(loss_state, loss, step=step, rules=rules, thresholds=thresholds)
         findings += found
     if not frozen:
         loss_state = take_loss(loss_state, loss, reading=loss_reading)
