@@ -1,4 +1,4 @@
-"""The audit on real ranks that really train: silent on healthy ones, without changing a bit; who is wrong is named, or said not to be known."""
+"""The audit on real ranks that train: silent on healthy ones, and changes no bit; who is wrong is named, or said not to be known."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ RunRanks = Callable[..., list[Any]]
 EVERY = 2
 NUM_STEPS = 4
 BIAS = 1.001
+FLIPPED = "blocks.0.attention.wk.weight"
 SHARDED, COPIES = ParallelSection(dp_shard=3), ParallelSection(dp_replicate=3)
 
 
@@ -85,11 +86,11 @@ def _run(config: RunConfig, case: Case, world: World) -> Seen:
     audit = Audit(state, config=config, world=world, recorder=None, recompute=recompute)
     findings: list[Finding] = []
     if case.wrong == "contribution" and world.rank == case.rank:
-        parts.cut.module.register_forward_hook(lambda _module, _given, out: _bias(out))
+        next(parts.cut.module.get_submodule("blocks").children()).register_forward_hook(lambda _module, _given, out: _bias(out))
     while state.step < NUM_STEPS:
         _step(parts, state)
         if case.wrong == "bit" and world.rank == case.rank and state.step == NUM_STEPS:
-            _flip_lowest_bit(parts.parameters[3])
+            _flip_lowest_bit(parts.cut.module.get_parameter(FLIPPED))
         if case.audits and audit.due(state.step):
             findings += audit.run(state.step)
     live = collect(parts.cut.module, parts.optimizer)
@@ -137,7 +138,7 @@ def test_on_three_ranks(parallel: ParallelSection, run_ranks: RunRanks, data_dir
     for flipped in (cases[3] for cases in by_rank if parallel == COPIES):
         (finding,) = flipped.findings
         assert (finding.rule, finding.evidence["ranks"], finding.evidence["verdict"]) == ("replica_differs", [2], "named")
-        assert finding.evidence["tensors"] == ["model.blocks.0.attention.query.weight"]
+        assert finding.evidence["tensors"] == [f"model.{FLIPPED}"]
         assert (finding.onset_step, finding.evidence["last_clean_step"]) == (3, 2)
 
 

@@ -73,18 +73,19 @@ class Audit:
         return self._is_asked or step % every == 0
 
     def run(self, step: int) -> tuple[Finding, ...]:
-        """Collective over the loop group, and over the save group where something differs. After the update, gradients cleared."""
+        """Collective over the loop group, and over the save group where something differs. After the update, gradients cleared.
+
+        Other weights give other gradients: where replicas differ, no gradient is computed again.
+        """
         self._is_asked = False
-        found = [
-            self._finding(name, ruling, step=step)
-            for name, ruling in ((REPLICA_RULE, self.compare_replicas()), (RECOMPUTE_RULE, self.compare_gradients()))
-            if ruling.verdict != "agreed"
-        ]
-        if found:
-            self._closely_until = max(self._closely_until, step + CLOSER * self._interval_steps)
-        else:
+        name, ruling = REPLICA_RULE, self.compare_replicas()
+        if ruling.verdict == "agreed":
+            name, ruling = RECOMPUTE_RULE, self.compare_gradients()
+        if ruling.verdict == "agreed":
             self._state.last_clean_audit = step
-        return tuple(found)
+            return ()
+        self._closely_until = max(self._closely_until, step + CLOSER * self._interval_steps)
+        return (self._finding(name, ruling, step=step),)
 
     def compare_replicas(self) -> Ruling:
         """Collective over the loop group, and over the save group where something differs, or at the first time.

@@ -7,7 +7,7 @@ the stages share; then stages, then sharding over the data axes, then memory and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +35,7 @@ from surefoot.tensors.world import World
 @dataclass(frozen=True)
 class Cut:
     """A model after cutting. `module` owns this rank's parameters under the names they have in the whole model; `runner` computes.
+    `roots` are what was sharded: the model, the stages of a pipeline, or nothing.
 
     `needs_rehearsal`: DDP sorts its buckets anew after the first backward of a process, and a bucket's layout decides the order of sums at
     3 ranks and more: without a backward before step 1, the first step after a resume would sum in another order than an undisturbed run.
@@ -43,6 +44,7 @@ class Cut:
     module: nn.Module
     place: Place
     runner: Runner
+    roots: tuple[nn.Module, ...] = ()
     needs_rehearsal: bool = False
     exact_sums: NumericsPort | None = None
 
@@ -69,7 +71,7 @@ def cut(
         materialise(model)
         forward = replicate(model, device=world.device) if world.size > 1 else model
         whole = Cut(model, place, Sequential(forward, world.device, autocast), needs_rehearsal=world.size > 1)
-        return _exactly(whole, uses, roots=[], world=world)
+        return _exactly(whole, uses, world=world)
     warn_of_placement(place, ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
     mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
     part = _cut_layers(model, mesh, place, plan=plan)
@@ -79,7 +81,7 @@ def cut(
         own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast, sums_dtype=sums_dtype)
         materialise(own)
         pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
-        return _exactly(Cut(own, place, _over_part(pipeline, part, place)), uses, roots=stages, world=world)
+        return _exactly(Cut(own, place, _over_part(pipeline, part, place), tuple(stages)), uses, world=world)
     frees_parameters = parallel.zero_stage == 3
     units = [model.get_submodule(name) for name in plan.units]
     root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
@@ -93,7 +95,7 @@ def cut(
         frees_parameters=frees_parameters,
         reductions=Reductions(root) if goes_on_beside else None,
     )
-    return _exactly(Cut(model, place, _over_part(runner, part, place)), uses, roots=[model], world=world)
+    return _exactly(Cut(model, place, _over_part(runner, part, place), (model,)), uses, world=world)
 
 
 def _blocks(model: nn.Module, plan: CutPlan) -> list[nn.Module]:
@@ -112,12 +114,12 @@ def _cut_layers(model: nn.Module, mesh: DeviceMesh, place: Place, *, plan: CutPl
     return part
 
 
-def _exactly(made: Cut, uses: Uses | None, *, roots: Sequence[nn.Module], world: World) -> Cut:
-    """Local. `roots` are what was sharded."""
+def _exactly(made: Cut, uses: Uses | None, *, world: World) -> Cut:
+    """Local. With sums that do not depend on their order, where `uses` are asked for."""
     if uses is None:
         return made
     sums = ExactSums(list(uses.cells), num_elements=uses.num_elements)
-    runner = ExactRunner(made.runner, module=made.module, roots=roots, uses=uses, sums=sums, world=world)
+    runner = ExactRunner(made.runner, module=made.module, roots=made.roots, uses=uses, sums=sums, world=world)
     return replace(made, runner=runner, exact_sums=sums)
 
 

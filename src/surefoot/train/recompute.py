@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from surefoot.checkpoint.rng import capture_rng, restore_rng
 from surefoot.core.hashing import key64
@@ -46,13 +44,9 @@ class Recompute:
         def start(atom: Batch) -> None:
             RandomKey(parts.config.run.seed, step, atom.atom).start_streams()
 
-        with _as_it_was(parts), unreduced(cut.runner, module=cut.module, roots=_roots(cut.module), see=see):
+        with _as_it_was(parts), unreduced(cut.runner, module=cut.module, roots=cut.roots, see=see):
             cut.runner.run([parts.data.first_atom(shift=shift)], start=start, loss=partial(loss_of, z_loss=parts.config.model.z_loss))
         return key64(sorted(seen.items()))
-
-
-def _roots(module: nn.Module) -> list[nn.Module]:
-    return [module] if isinstance(module, FSDPModule) else []
 
 
 @contextmanager
