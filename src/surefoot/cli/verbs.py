@@ -31,6 +31,7 @@ VERBS: Mapping[str, Verb] = {
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
     "resume": Verb("surefoot.cli.resume:resume", "Let a halted run go on."),
     "status": Verb("surefoot.cli.status:status", "Where a run stands."),
+    "replay": Verb("surefoot.cli.replay:replay", "Compute steps of a run again, and compare the bits."),
     "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run."),
     "checkpoint": Verb("surefoot.cli.checkpoint:app", "List, verify, prove, move and export checkpoints."),
 }
@@ -38,7 +39,7 @@ VERBS: Mapping[str, Verb] = {
 NOT_IN_THIS_RELEASE = (
     *("launch", "submit", "runs", "watch", "report", "inspect"),
     *("stop", "save", "pause", "rollback", "drain"),
-    *("replay", "triage", "calibrate", "drill"),
+    *("triage", "calibrate", "drill"),
 )
 
 

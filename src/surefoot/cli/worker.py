@@ -32,7 +32,13 @@ _kept_until_exit: list[Parts] = []
 
 
 def main() -> None:
-    """Entry of a forked rank. Leaves its error beside its log, for the agent, and ends with the exit code of that error."""
+    """Entry of a forked rank."""
+    as_rank(lambda run_dir: train_here(load_config(run_dir / "config.toml").config))
+
+
+def as_rank(work: Callable[[Path], object]) -> None:
+    """Do the work of a forked rank, given the run folder. Leaves its error beside its log, for the agent, and ends with the exit code of
+    that error."""
     set_up_process()
     run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
     generation, rank = int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"])
@@ -40,7 +46,7 @@ def main() -> None:
     path = rank_paths(run_dir, generation, rank)[2]
     room = _keep_room(path)
     try:
-        train_here(load_config(run_dir / "config.toml").config)
+        work(run_dir)
     except SurefootError as error:
         _leave_error(error, path, room=room)
         _to_log(f"{error}\n")

@@ -55,3 +55,23 @@ def script_from_json(told: Mapping[str, Any]) -> Script:
         rates=tuple((int(step), float(factor)) for step, factor in told["rates"]),
         rotations=tuple((int(step), int(rotation)) for step, rotation in told["rotations"]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """What the ranks of a replay are told: compute up to step `last_step`, and look at the steps from `first_step` on. What lies between a
+    start and that is only gone through."""
+
+    first_step: int
+    last_step: int
+    script: Script = field(default_factory=Script)
+    name_nonfinite: bool = False
+    logits: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "script": self.script.to_json()}
+
+
+def task_from_json(told: Mapping[str, Any]) -> ReplayTask:
+    """What `ReplayTask.to_json` said."""
+    return ReplayTask(**{**told, "script": script_from_json(told["script"])})
