@@ -17,6 +17,7 @@ from surefoot.core.layouts import topology
 from surefoot.core.ports import EvalPort, NamedData
 from surefoot.core.records import CheckpointRef, Halt, LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
+from surefoot.guard.agreeing import agree_ranks
 from surefoot.guard.environment import changed_facts, describe_environment
 from surefoot.guard.recording import Recorder
 from surefoot.guard.replay import (
@@ -121,6 +122,7 @@ class Recovery:
         none loads, ConfigError when the config of the newest differs and nobody accepted that, DataError when its data is gone, or is not
         the same on all ranks.
         """
+        agree_ranks(self._state, config=self._config, world=self._world)
         self._agree_on_data()
         surveyed = lead(self._world, lambda: survey(generation=self._generation, recorder=self._recorder, root=self._root))
         found = survey_from_json(broadcast_json(self._world, surveyed))
