@@ -42,7 +42,7 @@ class DetectorState:
             "norm": [list(self.norm.logs.values), _sums([self.norm.level])],
             "ranks": [
                 *(ranks.count, list(ranks.centres), _number(ranks.norm_spread), _number(ranks.loss_spread)),
-                *(_sums(ranks.above), _sums(ranks.below)),
+                *(list(ranks.above), list(ranks.below), list(ranks.onset_steps), list(ranks.named)),
             ],
             "rate": [rate.step, _number(rate.lr), rate.growth],
             "signals": {name: [list(advice.values.values), _sums([advice.cusum])] for name, advice in self.signals.items()},
@@ -59,7 +59,7 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
         raise Incompatible(what, where="monitor.detectors", hint="go on with the release that wrote it")
     count, losses, (fast, slow) = value["loss"]
     logs, (level,) = value["norm"]
-    num, centres, norm_spread, loss_spread, above, below = value["ranks"]
+    num, centres, norm_spread, loss_spread, *sums = value["ranks"]
     step, lr, growth = value["rate"]
     old_losses, old_norms, spike_step, before = value["classic"]
     return DetectorState(
@@ -70,8 +70,7 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
             tuple(centres),
             _known(norm_spread),
             _known(loss_spread),
-            tuple(_cusum(one) for one in above),
-            tuple(_cusum(one) for one in below),
+            *(tuple(one) for one in sums),
         ),
         rate=RateState(int(step), _known(lr), float(growth)),
         signals={name: Advice(window_of(values, size=NUM_ADVICE), _cusum(cusum)) for name, (values, (cusum,)) in value["signals"].items()},
