@@ -59,7 +59,7 @@ class ShardedLoader:
         self._clock = clock or SystemClock()
         self.course = Course(path, data=data, train=train, stages=stages or (_only_stage(data),), seed=seed, on_data_change=on_data_change)
         self._is_checked = False
-        self._last: tuple[int, int] | None = None
+        self._last: tuple[int, int] | None = None  # (first sample, rotation) of the step that was handed out last
         self._changes = 0
         self._ahead: ReadAhead[_Key, tuple[Batch, ...]] = ReadAhead(self._fetch, depth=data.prefetch_steps)
         if rank == 0:
@@ -122,19 +122,17 @@ class ShardedLoader:
         self.course.advance(samples)
         self._last = first, self.rotation
         self._announce()
-        return StepBatch(
-            micro_batches=micro_batches,
-            first_sample=int(samples[0]),
-            num_samples=samples.size,
-            num_live_tokens=sum(batch.num_live_tokens for batch in micro_batches),
-            data_wait_s=self._clock.monotonic_s() - began_s,
-        )
+        return self._step(first, micro_batches, began_s=began_s)
+
+    def again(self, *, rotation: int) -> StepBatch:
+        """The step that was handed out last, with all atoms moved on by `rotation` more ranks. Local; reads it, moves nothing."""
+        began_s = self._clock.monotonic_s()
+        first, rotation_then = self._handed_out()
+        return self._step(first, self._read(first, rotation=rotation_then + rotation), began_s=began_s)
 
     def first_atom(self, *, shift: int) -> Batch:
         """Of the step that was handed out last, the first atom of the rank `shift` ranks after this one. Local; reads it, moves nothing."""
-        if self._last is None:
-            raise DataError("no step was handed out yet", where="ShardedLoader.first_atom", hint="ask for it after the first `next`")
-        first, rotation = self._last
+        first, rotation = self._handed_out()
         return self._read(first, rotation=rotation - shift, num_micro_steps=1)[0]
 
     def cursor(self) -> dict[str, Any]:
@@ -226,6 +224,21 @@ class ShardedLoader:
         """The atoms of a step. Runs in a thread, and for whoever waits: it hangs on its key and the present order alone."""
         first, rotation, _ = key
         return self._read(first, rotation=rotation)
+
+    def _handed_out(self) -> tuple[int, int]:
+        if self._last is None:
+            raise DataError("no step was handed out yet", where="ShardedLoader", hint="ask for it after the first `next`")
+        return self._last
+
+    def _step(self, first: int, micro_batches: tuple[Batch, ...], *, began_s: float) -> StepBatch:
+        samples = self.course.order.steps.samples(first)
+        return StepBatch(
+            micro_batches=micro_batches,
+            first_sample=int(samples[0]),
+            num_samples=samples.size,
+            num_live_tokens=sum(batch.num_live_tokens for batch in micro_batches),
+            data_wait_s=self._clock.monotonic_s() - began_s,
+        )
 
     def _read(self, first: int, *, rotation: int, num_micro_steps: int | None = None) -> tuple[Batch, ...]:
         stream = self.course.stream

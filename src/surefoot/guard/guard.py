@@ -16,12 +16,28 @@ from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, SurefootError, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, Stateful
-from surefoot.core.records import Action, Go, Halt, HeldOutLoss, Leave, Phase, Proceed, Resumed, Signals, SkipUpdate, StepReport
+from surefoot.core.records import (
+    Action,
+    Go,
+    Halt,
+    HeldOutLoss,
+    Leave,
+    Pause,
+    Phase,
+    Proceed,
+    Resumed,
+    RollBack,
+    Signals,
+    SkipUpdate,
+    StepReport,
+)
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
+from surefoot.guard.healing import Healer
 from surefoot.guard.instruments import Instruments
 from surefoot.guard.judging import Judge, Measured
 from surefoot.guard.loss_scale import loss_scaler
+from surefoot.guard.monitoring import Monitoring
 from surefoot.guard.orders import Orders
 from surefoot.guard.pace import Pace
 from surefoot.guard.place import find_place, under_agent
@@ -36,7 +52,6 @@ from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.timing import StepTimes
 from surefoot.guard.waiting import DataWaits
-from surefoot.heal.policy import decide
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.world import World, world_here
 
@@ -60,6 +75,7 @@ class Guard:
     held-out loss every `train.eval_interval_steps`; `extra` are further parts with a JSON state_dict (a schedule, a scaler) that are saved
     and restored with the rest; `numerics` comes from a loop whose sums are exact, as our own can be. `scaler` is one whose scale the loop
     multiplies its loss by before the backward, and touches no further: `clip_scale` undoes the scale, and the guard moves it and saves it.
+    `can_redo`: when `judge` answers with a Redo the loop computes the same batch again, by its rotation, and asks anew.
     With a `script` the decisions of another run are taken over: nothing is judged, evaluated or saved. All methods but `applied` are
     collective: every rank calls them in the same order.
     """
@@ -80,6 +96,7 @@ class Guard:
         lock: RunLock | None = None,
         gradient_divisor: float = 1.0,
         script: Script | None = None,
+        can_redo: bool = False,
         clock: Clock | None = None,
     ) -> None:
         if config.numerics.sums == "exact" and numerics is None:
@@ -161,6 +178,16 @@ class Guard:
             asked_to_leave=lambda: self._requests.reason,
             roll_back=self._recovery.roll_back,
         )
+        self._monitoring = Monitoring(self._state, config=config, evaluation=evaluation)
+        self._healer = Healer(
+            self._state,
+            config=config,
+            world=self._world,
+            recorder=self._recorder,
+            recovery=self._recovery,
+            monitoring=self._monitoring,
+            can_redo=can_redo,
+        )
         self._pace = Pace(config.checkpoint, world=self._world, recorder=self._recorder)
         self._times = StepTimes(self._clock)
         self._waits = DataWaits(config.monitor)
@@ -186,6 +213,11 @@ class Guard:
             raise SurefootError("there is no clip scale: judge did not let this step proceed", where=f"step {self._state.step + 1}")
         return self._action.clip_scale
 
+    @property
+    def lr_factor(self) -> float:
+        """What the loop's learning rate is multiplied by: 1 unless `heal.lr_factor` lowered it after a roll-back."""
+        return self._script.rate_factor(self._state.step + 1) if self._script is not None else self._healer.lr_factor
+
     def restore(self) -> Resumed:
         """Collective over the world. Load the newest checkpoint of the lineage that verifies, or start fresh.
 
@@ -199,6 +231,7 @@ class Guard:
         if self._script is None:
             self._saver.get_ready()
         self._judge.get_ready()
+        self._healer.take_up()
         if self._is_foreign:
             self._say_what_is_missing()
         self._restored = True
@@ -219,6 +252,9 @@ class Guard:
         if self._leave is None and self._recovery.must_go_back:
             self._beat.beat(phase=Phase.RESTORE, step=self._state.step)
             self._recovery.go_back()
+        if self._leave is None and self._healer.must_go_back:
+            self._beat.beat(phase=Phase.RESTORE, step=self._state.step)
+            self._healer.go_back()
         if self._leave is None:
             self._leave = self._orders.take_agreed()
         if self._leave is None and self._state.step >= self._config.train.num_steps:
@@ -229,6 +265,7 @@ class Guard:
             self._recovery.data_changed()
         if self._lease is not None:
             self._lease.check()
+        self._monitoring.begin()
         self._times.begin()
         self._instruments.begin()
         self._beat.beat(phase=Phase.STEP, step=self._state.step, restored=True)
@@ -251,7 +288,7 @@ class Guard:
         self._times.judge()
         rate = lr if lr is not None else float(self._state.optimizer.param_groups[0]["lr"])
         measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s, lr=rate, tells_lr=lr is not None)
-        self._signals, verdict = self._judge.exchange(
+        self._signals = self._judge.exchange(
             measured,
             leave=self._requests.reason is not None,
             block=self._steering.is_asked,
@@ -263,19 +300,9 @@ class Guard:
         )
         self._steering.agreed(self._signals)
         self._orders.agreed(self._signals)
-        if self._script is not None:
-            divisor = self._gradient_divisor / self._state.loss_scale
-            max_grad_norm = self._config.optimizer.max_grad_norm
-            self._action = self._script.action(self._signals, max_grad_norm=max_grad_norm, gradient_divisor=divisor)
-        else:
-            self._action, self._state.heal = decide(
-                self._signals,
-                verdict,
-                self._state.heal,
-                max_grad_norm=self._config.optimizer.max_grad_norm,
-                gradient_divisor=self._gradient_divisor / self._state.loss_scale,
-                max_skips_in_a_row=self._config.monitor.max_skips_in_a_row,
-            )
+        decider = self._script.action if self._script is not None else self._healer.judge
+        divisor = self._gradient_divisor / self._state.loss_scale
+        self._action = decider(self._signals, max_grad_norm=self._config.optimizer.max_grad_norm, gradient_divisor=divisor)
         if self._action.proceeds:
             self._times.add("save_s", self._saver.staged())  # an update must not meet a copy that is being taken
             self._judge.before_update()
@@ -295,10 +322,13 @@ class Guard:
             raise SurefootError("finish was called before judge", where=f"step {self._state.step + 1}")
         self._signals = self._action = None
         self._instruments.end()
+        if isinstance(action, RollBack):
+            action = self._healer.open_episode(action, signals) or action
+        is_step = not isinstance(action, RollBack | Halt)  # what is gone back from, or ended at, is none
         if isinstance(action, Halt):
             self._recorder.ledger(Event.RUN_HALTED, rule=action.rule, reason=action.reason)
             self._leave = Leave(TrainingHalted.exit_code, action.reason)
-        else:
+        elif is_step:
             self._state.step += 1
             self._state.loss = signals.loss if signals.num_live_tokens else self._state.loss
             self._state.tokens += signals.num_live_tokens
@@ -307,7 +337,7 @@ class Guard:
             self._state.scaler.update(overflowed=signals.overflowed)
         for redo in self._state.numerics.take_redos() if self._state.numerics is not None else ():
             self._recorder.ledger(Event.STEP_REDONE, rule=redo.rule, reason=redo.reason)
-        if isinstance(action, SkipUpdate):
+        if isinstance(action, SkipUpdate | Pause):
             self._recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
         with self._times.measure("save_s"):
             saved = self._saver.settle(signals)
@@ -315,19 +345,21 @@ class Guard:
         if saved is not None:
             self._pace.committed(signals)
         # What a replay threw out is not kept, nor what only repeats another run.
-        may_save = self._leave is None and not self._recovery.must_go_back and self._script is None
+        may_save = is_step and self._leave is None and not self._recovery.must_go_back and self._script is None
         held_out = self._evaluate_if_due() if may_save else None
         self._state.canary = held_out.loss if held_out is not None and math.isfinite(held_out.loss) else None
-        if may_save and (due := self._saver.due(signals, auto_steps=self._pace.auto_steps)) is not None:
+        if may_save and self._healer.episode is None and (due := self._saver.due(signals, auto_steps=self._pace.auto_steps)) is not None:
             # A kill between commit and row would leave this step without one for good; the row below takes this one's place.
             self._recorder.write(self._report(signals, action, held_out, saved=None))
             saved = self._save(due[0] + self._recovery.stands_on, due[1]) or saved
         report = self._report(signals, action, held_out, saved=saved)
-        if not isinstance(action, Halt):  # a halt is no step: its row would stand in place of the last one's
+        if is_step:  # else its row would stand in place of the last one's
             self._recorder.tell(report)
             if waited := self._waits.step(signals, step_s=report.step_s - report.save_s - report.evaluate_s):
                 self._recorder.warn(waited)
         self._beat.beat(phase=Phase.STEP, step=self._state.step)
+        if isinstance(action, Pause):
+            self._pause(action)
         is_last = self._state.step >= self._config.train.num_steps  # then there is nothing to come back for
         if signals.leave_requested and not is_last and self._leave is None:
             reason = self._requests.reason or "another rank was asked to leave"
@@ -402,6 +434,15 @@ class Guard:
         with self._times.measure("evaluate_s"):
             return self._evaluation.held_out()
 
+    def _pause(self, action: Pause) -> None:
+        """Collective over the save group. Stand still, or leave; what is saved since the first ill step is suspect."""
+        if (first := self._healer.suspect_from_step) is not None:
+            fields = {"from_step": first}
+            self._recorder.ledger(Event.CHECKPOINT_SUSPECTED, rule=action.rule, reason=action.reason, fields=fields)
+        held = self._orders.hold(rule=action.rule, reason=action.reason, limit_s=self._config.heal.pause_limit_s)
+        if held == "left":
+            self._leave = Leave(TrainingHalted.exit_code, action.reason)
+
     def _save(self, reason: str, wait: bool) -> str | None:
         """The id of what is committed now; None when the save goes on beside the loop, or failed."""
         self._beat.beat(phase=Phase.SAVE, step=self._state.step)
@@ -439,7 +480,7 @@ class Guard:
         )
 
 
-_NAMES: dict[type, str] = {Proceed: "proceed", SkipUpdate: "skip", Halt: "halt"}
+_NAMES: dict[type, str] = {Proceed: "proceed", SkipUpdate: "skip", Halt: "halt", RollBack: "rollback", Pause: "pause"}
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:

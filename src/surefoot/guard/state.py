@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from surefoot.core.errors import Incompatible
 from surefoot.core.ports import DataPort, LossScaler, NumericsPort, Stateful
 from surefoot.core.strict_json import canonical
-from surefoot.heal.policy import HealState
+from surefoot.guard.monitor_state import MonitorState, monitor_state_from_json
 
 
 @dataclass
@@ -35,7 +35,7 @@ class TrainState:
     loss: float | None = None
     canary: float | None = None
     last_clean_audit: int = 0
-    heal: HealState = field(default_factory=HealState)
+    monitor: MonitorState = field(default_factory=MonitorState)
     numerics: NumericsPort | None = None
     scaler: LossScaler | None = None
 
@@ -48,7 +48,7 @@ class TrainState:
         """The state that is not tensors, as JSON."""
         return {
             "loop": {"step": self.step, "tokens": self.tokens, "updates": self.updates, "rates": self._rates()},
-            "monitor": {"heal": asdict(self.heal), "last_clean_audit": self.last_clean_audit},
+            "monitor": {**self.monitor.as_json(), "last_clean_audit": self.last_clean_audit},
             "cursor": dict(self.data.cursor()),
             "extra": {name: _json_state(name, part) for name, part in self.extra.items()},
             "canary": self.canary,
@@ -76,7 +76,7 @@ class TrainState:
         self.step = int(extras["loop"]["step"])
         self.tokens = int(extras["loop"]["tokens"])
         self.updates = int(extras["loop"]["updates"])
-        self.heal = HealState(**extras["monitor"]["heal"])
+        self.monitor = monitor_state_from_json(extras["monitor"])
         self.last_clean_audit = int(extras["monitor"].get("last_clean_audit", 0))
         for group, rate in zip(self.optimizer.param_groups, self._rates_from(extras["loop"]["rates"]), strict=True):
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate

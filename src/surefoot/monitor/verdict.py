@@ -1,38 +1,35 @@
-"""Signals -> Verdict, pure. The detectors that need history come later; these need none and are always on."""
+"""Findings -> Verdict, pure. What a finding gets of what it asks for is for the policy to say."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
-from surefoot.core.records import Health, Signals, Verdict
+from surefoot.core.records import Asks, Finding, Health, Signals, Verdict
 
 HEALTHY = Verdict(health=Health.HEALTHY)
 
+_GRAVEST_FIRST = (Asks.PAUSE, Asks.ROLL_BACK, Asks.SKIP, Asks.ALERT, Asks.RECORD)
 
-def judge(signals: Signals) -> Verdict:
-    """What this step is worth before its update. A non-finite value is bad; a batch without live tokens is healthy but empty."""
+
+def verdict_of(signals: Signals, findings: Sequence[Finding]) -> Verdict:
+    """What this step is worth before its update: bad where a finding asks that it be not made, suspect where one asks for more than a line.
+
+    A batch without live tokens has no gradient: there is nothing to update with, and it is no sign of illness. `rule`, `reason` and
+    `evidence` are those of the finding that speaks against the update, where there is one.
+    """
     if signals.num_live_tokens == 0:
-        return Verdict(Health.SUSPECT, rule="no_live_tokens", reason="every token of the batch is masked, so there is no gradient")
+        reason = "every token of the batch is masked, so there is no gradient"
+        return Verdict(Health.SUSPECT, rule="no_live_tokens", reason=reason)
     if signals.overflowed:
-        return Verdict(
-            Health.BAD,
-            rule="loss_scale_backoff",
-            reason=f"the gradient of {signals.num_nonfinite} tensors is not finite at a loss scale of {signals.loss_scale:g}",
-            evidence={"num_nonfinite": signals.num_nonfinite, "loss": signals.loss, "loss_scale": signals.loss_scale},
-        )
-    if signals.num_nonfinite or not math.isfinite(signals.grad_norm):
-        return Verdict(
-            Health.BAD,
-            rule="nonfinite_gradient",
-            reason=f"the gradient of {signals.num_nonfinite} tensors is not finite",
-            evidence={"num_nonfinite": signals.num_nonfinite, "loss": signals.loss, "ranks": _ranks_with_nonfinite_loss(signals)},
-        )
-    if not math.isfinite(signals.loss):
-        return Verdict(
-            Health.BAD, rule="nonfinite_loss", reason="the loss is not finite", evidence={"ranks": _ranks_with_nonfinite_loss(signals)}
-        )
-    return HEALTHY
-
-
-def _ranks_with_nonfinite_loss(signals: Signals) -> list[int]:
-    return [part.rank for part in signals.ranks if not math.isfinite(part.loss_sum)]
+        reason = f"the gradient overflowed under the loss scale {signals.loss_scale:g}"
+        return Verdict(Health.BAD, rule="loss_scale_backoff", reason=reason, evidence={"loss_scale": signals.loss_scale})
+    ordered = tuple(sorted(findings, key=lambda found: _GRAVEST_FIRST.index(found.asks)))
+    if not ordered:
+        return HEALTHY
+    against = next((found for found in ordered if found.asks is Asks.SKIP), None)
+    first = against or ordered[0]
+    if against is not None:
+        health = Health.BAD
+    else:
+        health = Health.HEALTHY if first.asks is Asks.RECORD else Health.SUSPECT
+    return Verdict(health, first.rule, first.reason, first.evidence, ordered)

@@ -154,6 +154,7 @@ class _Fold:
         self._rejected: set[str] = set()
         self._base: str | None = None
         self._branch = (0, 0)
+        self._suspect_from: tuple[int, int] | None = None
         self._looks: dict[str, list[Look]] = {}
         self._tiers: dict[str, list[str]] = {}
         self._branched_from: Mapping[str, object] | None = None
@@ -173,12 +174,18 @@ class _Fold:
             self._copied(_text(entry, "id"), _text(entry, "tier"))
         elif entry.event == Event.CHECKPOINT_RETIRED and (tier := _text(entry, "tier")):
             self._retired_copy(_text(entry, "id"), tier)
+        elif entry.event == Event.CHECKPOINT_SUSPECTED and "from_step" in entry.fields:
+            self._suspect(entry)
+        elif entry.event in (Event.RUN_RELEASED, Event.RUN_UNPAUSED):
+            self._suspect_from = None
         else:
             self._mark(entry.event, _text(entry, "id"))
 
     def _commit(self, ref: CheckpointRef) -> None:
         if ref.id in self._refs:
             return
+        if self._suspect_from is not None and ref.attempt == self._suspect_from[0] and ref.step >= self._suspect_from[1]:
+            ref = replace(ref, suspect=True)
         self._refs[ref.id] = ref
         is_ours = ref.attempt >= self._branch[0] and (ref.parent in (None, self._base) or ref.parent in self._line)
         # A save whose branch was given up while it was on its way still descends from its own parent.
@@ -250,6 +257,14 @@ class _Fold:
             self._rejected.add(checkpoint)
         elif event == Event.CHECKPOINT_SUSPECTED and checkpoint in self._refs:
             self._refs[checkpoint] = replace(self._refs[checkpoint], suspect=True)
+
+    def _suspect(self, entry: LedgerEntry) -> None:
+        """All of the line from a step on: those that are there, and those that the same attempt still saves before somebody has looked."""
+        first = _number(entry, "from_step", default=0)
+        self._suspect_from = (entry.attempt, first)
+        for name in self._line:
+            if self._refs[name].step >= first:
+                self._refs[name] = replace(self._refs[name], suspect=True)
 
     def result(self, counters: Counters) -> Lineage:
         return Lineage(

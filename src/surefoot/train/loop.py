@@ -40,6 +40,7 @@ def open_run(
             scaler=parts.scaler,
             world=world,
             lock=lock,
+            can_redo=True,
             script=script,
         ) as guard:
             yield parts, guard

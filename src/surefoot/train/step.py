@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from surefoot.core.records import StepReport
+from surefoot.core.records import Action, Redo, StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.core.stages import stage_at, stages_of
 from surefoot.data.batches import StepBatch
@@ -51,20 +51,16 @@ class Parts:
 def train_step(parts: Parts, guard: Guard) -> StepReport:
     """Collective over the world. Fetch, forward and backward, judge, act, count, persist, tell; between `guard.begin` and the next."""
     batch = next(parts.data)
-    fetched_s = time.monotonic()
     stage = stage_at(parts.config, batch.first_sample)
     tell_stages(parts, batch, step=guard.step + 1)
     set_rope_base(parts.cut.module, stage.rope_base)
-    rate = learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=stage.lr)
-    nats = forward_backward(parts, batch.micro_batches, step=guard.step)
-    place = parts.cut.place
-    action = guard.judge(
-        nats if place.counts_loss else torch.zeros_like(nats),
-        batch.num_live_tokens if place.counts_tokens else 0,
-        lr=rate,
-        data_wait_s=batch.data_wait_s,
-        forward_backward_s=time.monotonic() - fetched_s,
+    rate = guard.lr_factor * learning_rate(
+        guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=stage.lr
     )
+    action = compute_and_judge(parts, guard, batch, rate=rate)
+    while isinstance(action, Redo):  # it looks ill: the same batch once more, before it touches a weight
+        parts.optimizer.zero_grad()
+        action = compute_and_judge(parts, guard, parts.data.again(rotation=action.rotation), rate=rate)
     if action.proceeds:
         scale_gradients(parts.parameters, guard.clip_scale)
         set_learning_rate(parts.optimizer, rate)
@@ -72,6 +68,20 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
         guard.applied()
     parts.optimizer.zero_grad()
     return guard.finish()
+
+
+def compute_and_judge(parts: Parts, guard: Guard, batch: StepBatch, *, rate: float) -> Action:
+    """Collective over the world. Forward and backward of a batch, and what is to be done with its gradient."""
+    begun_s = time.monotonic()
+    nats = forward_backward(parts, batch.micro_batches, step=guard.step)
+    place = parts.cut.place
+    return guard.judge(
+        nats if place.counts_loss else torch.zeros_like(nats),
+        batch.num_live_tokens if place.counts_tokens else 0,
+        lr=rate,
+        data_wait_s=batch.data_wait_s,
+        forward_backward_s=time.monotonic() - begun_s,
+    )
 
 
 def tell_stages(parts: Parts, batch: StepBatch, *, step: int) -> None:

@@ -18,7 +18,7 @@ from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError, Incompatible, SurefootError, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.core.records import Leave
-from surefoot.core.sections import CheckpointSection, MonitorSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from surefoot.core.sections import CheckpointSection, HealSection, OptimizerSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.observe.ledger import Ledger, read_ledger
@@ -94,7 +94,7 @@ def config_of(run_dir: Path, *, num_steps: int = 20, max_grad_norm: float = 1.0)
         train=TrainSection(num_steps=num_steps),
         optimizer=OptimizerSection(max_grad_norm=max_grad_norm),
         checkpoint=CheckpointSection(interval_steps=5),
-        monitor=MonitorSection(max_skips_in_a_row=2),
+        heal=HealSection(breaker_in_a_row=3, recheck=False),
     )
 
 

@@ -22,7 +22,7 @@ from surefoot.core.errors import SHARD_LOSSES, DataError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.ports import SteerableData, TouchedData
 from surefoot.core.records import LedgerEntry
-from surefoot.core.sections import CheckpointSection, MonitorSection, RunConfig, RunSection, TrainSection
+from surefoot.core.sections import CheckpointSection, HealSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.guard.quarantine import note_lost_shard
 from surefoot.observe.blocks import fold_blocks
@@ -97,7 +97,7 @@ def config_of(run_dir: Path, *, num_steps: int = 12) -> RunConfig:
         run=RunSection(name="alone", dir=str(run_dir)),
         train=TrainSection(num_steps=num_steps),
         checkpoint=CheckpointSection(interval_steps=4, keep_last=9),
-        monitor=MonitorSection(max_skips_in_a_row=1),
+        heal=HealSection(breaker_in_a_row=2),
     )
 
 

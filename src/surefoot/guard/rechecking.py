@@ -1,0 +1,66 @@
+"""One ill step, computed again before its update: on the same ranks first, then with every rank's atoms on the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from surefoot.core.records import Asks, Finding, Health, Redo, Signals, Verdict
+from surefoot.heal.diagnosis import Diagnosis, Run, compare_repetition, compare_rotated, run_of
+
+
+@dataclass
+class Recheck:
+    """`first` is the verdict that asked for it. The step is judged by its last computation on its own ranks: `verdict`.
+
+    `data_or_state` says what the fault of a batch that is ill wherever it is computed is; collective, and asked at most once.
+    """
+
+    first: Verdict
+    runs: list[Run]
+    can_rotate: bool
+    data_or_state: Callable[[Run, Signals], Diagnosis]
+    verdict: Verdict = field(init=False)
+    diagnosis: Diagnosis | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.verdict = self.first
+
+    def take(self, signals: Signals, verdict: Verdict) -> Redo | None:
+        """The next computation; a Redo where one more is needed."""
+        run = run_of(signals, rotation=len(self.runs) - 1)
+        self.runs.append(run)
+        if len(self.runs) == 2:
+            self.verdict = verdict
+            self.diagnosis = compare_repetition(self.runs[0], run)
+            if self.diagnosis is None and self.can_rotate:
+                return Redo("it recurs on the same ranks", rule="recheck", rotation=1)
+        else:
+            self.diagnosis = compare_rotated(self.runs[1], run)
+        if self.diagnosis is None:
+            self.diagnosis = self.data_or_state(self.runs[1], signals)
+        return None
+
+    def conclusion(self, *, step: int) -> Verdict:
+        """What is judged: the computation that counts, and what a lasting cause asks for beyond a skip."""
+        diagnosis = self.diagnosis
+        assert diagnosis is not None
+        if diagnosis.is_transient or diagnosis.cause not in _LASTING:
+            return self.verdict
+        rule, asks = _LASTING[diagnosis.cause]
+        finding = Finding(rule, asks, diagnosis.reason, step, {"ranks": list(diagnosis.ranks), "because": self.first.rule})
+        return replace(self.verdict, health=Health.BAD, findings=(finding, *self.verdict.findings))
+
+
+_LASTING = {"state": ("state_is_ill", Asks.ROLL_BACK), "hardware": ("rank_is_wrong", Asks.PAUSE)}
+"""Weights that are ill stay so, and a rank that computes wrongly goes on to. A batch is over with its step."""
+
+
+def named_ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
+    """The ranks that the findings name, each once."""
+    found: dict[int, None] = {}
+    for finding in findings:
+        ranks = finding.evidence.get("ranks")
+        for rank in ranks if isinstance(ranks, list | tuple) else ():
+            found[int(rank)] = None
+    return tuple(found)
