@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
-from surefoot.heal.alert_kinds import CORRUPTION_RULES, ranks_of
+from surefoot.heal.alert_kinds import CORRUPTION_RULES
 from surefoot.heal.triage import SUSPECT_OF_CAUSE, Check, Diagnosed, Signs, Suspect, Symptom, Told, rule_of, step_of
 
 _BEFORE_STEPS: Final = 500
 """How far back a change is looked for: an optimizer forgets the past in a thousand steps, and most of it in half of them."""
-_BY_DATA: Final = ("spike", "nan", "occasional-nan", "canary", "plateau", "asked")
+_MEDIAN_STEPS: Final = 20
 _CAUGHT_IN: Final[Mapping[str, Suspect]] = {"corruption": "cluster", "schedule": "code"}
 _OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "oom")
 
@@ -221,24 +221,23 @@ def _action(
     if suspect == "cluster" and named:
         return f"surefoot triage {run} --vendor {named[0]}"
     if suspect == "cluster":
-        return f"surefoot replay {run} --from {onset} --steps 1"
+        return f"surefoot replay {run} --from {onset - 1} --steps 1"
     if signs.name == "rebound":
         return f"surefoot checkpoint verify {run}"
     if suspect in ("code", "state"):
         return f"surefoot rollback {run} --to {max(0, onset - 1)} --reason {signs.name}"
     names = {check.name for check in checks if check.outcome == "unknown"}
     if "nonfinite-tensor" in names:
-        return f"surefoot replay {run} --from {onset} --steps 1 --first-nonfinite"
+        return f"surefoot replay {run} --from {onset - 1} --steps 1 --name-nonfinite"
     if "attention-head" in names:
-        return f"surefoot replay {run} --from {onset} --steps 1 --logits"
+        return f"surefoot replay {run} --from {onset - 1} --steps 1 --logits"
     return f"surefoot data report {run} --window {onset}"
 
 
 def _evidence(signs: Signs, facts: Facts, diagnosed: Diagnosed | None) -> dict[str, Any]:
     row = facts.rows.get(signs.onset_step, {})
-    before = [
-        value for step in range(signs.onset_step - 20, signs.onset_step) if (value := _number(facts.rows.get(step, {}), "loss")) is not None
-    ]
+    steps = range(signs.onset_step - _MEDIAN_STEPS, signs.onset_step)
+    before = [value for step in steps if (value := _number(facts.rows.get(step, {}), "loss")) is not None]
     told: dict[str, Any] = {"last_step": signs.last_step, "rules": list(signs.rules), "ranks": list(signs.ranks)}
     told["loss"], told["grad_norm"] = _number(row, "loss"), _number(row, "grad_norm")
     told["loss_before"] = sorted(before)[len(before) // 2] if before else None
@@ -298,6 +297,3 @@ def _is_of_numbers(entry: LedgerEntry) -> bool:
 def _number(row: Mapping[str, Any], name: str) -> float | None:
     value = row.get(name)
     return float(value) if isinstance(value, int | float) else None
-
-
-__all__ = ["DocumentLook", "Facts", "ranks_of", "symptom"]

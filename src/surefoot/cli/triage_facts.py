@@ -1,0 +1,177 @@
+"""What triage needs to know of a run, from its folder: ledger, config, rows of the metrics, documents of a step, what a resume loaded.
+
+Nothing is changed, and whatever cannot be read is said: a damaged run is the one that needs triage most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from surefoot.cli.run_steps import attempts_of, on_line
+from surefoot.config import load_config
+from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, SurefootError
+from surefoot.core.events import Event
+from surefoot.core.records import LedgerEntry
+from surefoot.core.sections import RunConfig
+from surefoot.heal.triage import Check, Name, Signs, Told
+from surefoot.heal.triage_checks import DocumentLook, Facts
+from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+from surefoot.observe.lineage import fold_counters
+from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
+
+_ASKED_OF_DOCUMENTS: Final[tuple[Name, ...]] = ("spike", "nan", "occasional-nan", "canary", "asked")
+_MAX_LOOKS: Final = 3  # at the documents of so many steps: each reads the text of a thousand others to know what is usual
+_USUAL_DOCUMENTS: Final = 1000
+_ROWS_BEFORE: Final = 60
+_SAME_LR: Final = 4.0
+"""A schedule that goes on moves the rate less than this from one step to the next, but for the first steps of a warm-up."""
+
+
+def read_entries(run_dir: Path) -> tuple[list[LedgerEntry], list[str]]:
+    """All that can be read, and what cannot."""
+    path = run_dir / LEDGER_NAME
+    try:
+        return read_ledger(path), []
+    except Corrupt as error:
+        entries = read_ledger(path, up_to_damage=True)
+        return entries, [f"the ledger is damaged behind entry {len(entries)}: what follows is not read ({error.what})"]
+
+
+def gather(run_dir: Path, told: Told, entries: Sequence[LedgerEntry], *, data: str) -> tuple[Facts, list[str]]:
+    """The facts about `told`, and notes on what could not be had."""
+    config, notes = _config(run_dir)
+    rows = _rows(run_dir, told.signs, entries)
+    facts = Facts(
+        run=str(run_dir),
+        entries=tuple(entries),
+        rows=rows,
+        num_ranks=config.parallel.num_ranks,
+        audit_interval_steps=config.monitor.audit_interval_steps,
+        step=fold_counters(entries).step,
+        inventory={attempt: inventory(run_dir, attempt, entries, rows, config) for attempt in _rebounds(told.signs)},
+    )
+    return replace(facts, documents=_documents(run_dir, told.signs, data=data)), notes
+
+
+def inventory(
+    run_dir: Path, attempt: int, entries: Sequence[LedgerEntry], rows: Mapping[int, Mapping[str, Any]], config: RunConfig
+) -> tuple[Check, ...]:
+    """What the resume that began `attempt` brought back: moments, step, schedule, cursor."""
+    began = _began(entries, attempt)
+    if began is None:
+        return ()
+    checkpoint = str(began.fields.get("checkpoint") or "")
+    manifest = _manifest(run_dir, checkpoint)
+    if manifest is None:
+        missing = f"checkpoint {checkpoint} cannot be read any more" if checkpoint else "it began without a checkpoint"
+        return (Check("moments", "unknown" if checkpoint else "found", missing, "state"),)
+    moments = sum(tensor.key.startswith("optim.") for tensor in manifest.tensors)
+    return (
+        Check("moments", "ok" if moments else "found", f"{checkpoint} holds {moments} tensors of optimizer state", "state"),
+        Check(
+            "step",
+            "ok" if manifest.step == began.step else "found",
+            f"{checkpoint} is of step {manifest.step}, and the attempt went on from step {began.step}",
+            "code",
+        ),
+        _schedule(began.step, rows),
+        _cursor(began.step, manifest.cursor, rows, batch_size=config.train.global_batch_size),
+    )
+
+
+def _schedule(step: int, rows: Mapping[int, Mapping[str, Any]]) -> Check:
+    before, after = (rows.get(number, {}).get("lr") for number in (step, step + 1))
+    if not before or not after:
+        return Check("schedule", "unknown", f"the metrics do not hold the learning rates of steps {step} and {step + 1}", "code")
+    is_same = max(after / before, before / after) < _SAME_LR
+    return Check("schedule", "ok" if is_same else "found", f"the learning rate was {before:.4g}, then {after:.4g}", "code")
+
+
+def _cursor(step: int, cursor: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]], *, batch_size: int) -> Check:
+    saved, after = cursor.get("next_sample"), rows.get(step + 1, {}).get("next_sample")
+    if saved is None or after is None:
+        return Check("cursor", "unknown", "neither checkpoint nor metrics tell the samples", "data")
+    detail = f"step {step + 1} took the samples from {saved} to {after - 1}"
+    return Check("cursor", "ok" if 0 < after - saved <= batch_size or after - saved == batch_size else "found", detail, "data")
+
+
+def _config(run_dir: Path) -> tuple[RunConfig, list[str]]:
+    try:
+        return load_config(run_dir / CONFIG_NAME).config, []
+    except ConfigError as error:
+        return RunConfig(), [f"{CONFIG_NAME} cannot be read, so defaults stand for it: {error.what}"]
+
+
+def _rebounds(signs: Iterable[Signs]) -> set[int]:
+    return {entry.attempt for one in signs if one.name == "rebound" for entry in one.entries}
+
+
+def _began(entries: Sequence[LedgerEntry], attempt: int) -> LedgerEntry | None:
+    """The newest word on what an attempt went on from."""
+    names = (Event.ATTEMPT_STARTED, Event.RUN_RESUMED, Event.RUN_ROLLED_BACK)
+    return next((entry for entry in reversed(entries) if entry.event in names and entry.attempt == attempt), None)
+
+
+def _manifest(run_dir: Path, checkpoint: str) -> Any:
+    from surefoot.checkpoint.manifest import read_manifest
+
+    try:
+        return read_manifest(run_dir / CHECKPOINTS_NAME / checkpoint) if checkpoint else None
+    except CheckpointError:
+        return None
+
+
+def _rows(run_dir: Path, signs: Sequence[Signs], entries: Sequence[LedgerEntry]) -> dict[int, Mapping[str, Any]]:
+    """Those on the present line of the steps that `signs` are about, and some before."""
+    wanted = {step for one in signs for step in range(one.onset_step - _ROWS_BEFORE, one.onset_step + 2)}
+    if not wanted or not (run_dir / "metrics").is_dir():
+        return {}
+    import numpy as np
+    import pyarrow as pa
+
+    from surefoot.observe.metrics import read_steps
+
+    table = read_steps(run_dir, steps=range(min(wanted), max(wanted) + 1))
+    chosen = table.filter(pa.array(np.isin(np.asarray(table.column("step")), sorted(wanted))))
+    return {int(row["step"]): row for row in on_line(chosen.to_pylist(), attempts_of(entries))}
+
+
+def _documents(run_dir: Path, signs: Sequence[Signs], *, data: str) -> dict[int, DocumentLook]:
+    """Of the gravest symptoms that documents can cause."""
+    steps = list(dict.fromkeys(one.onset_step for one in signs if one.name in _ASKED_OF_DOCUMENTS))
+    looks: dict[int, DocumentLook] = {}
+    for number, step in enumerate(steps):
+        if number >= _MAX_LOOKS:
+            looks[step] = DocumentLook(missing=f"not looked at: `surefoot triage {run_dir} --step {step}` does")
+        else:
+            looks[step] = look_at_documents(run_dir, step, data=data)
+    return looks
+
+
+def look_at_documents(run_dir: Path, step: int, *, data: str) -> DocumentLook:
+    """Those of one step beside what is usual in their sources."""
+    from surefoot.cli.data_report import rules_off, window_of
+    from surefoot.cli.run_data import open_run_data
+    from surefoot.data.quality.rules_file import rule_set
+    from surefoot.data.quality.stored import Shelf
+
+    try:
+        run = open_run_data(run_dir, data=data, may_be_past=True)
+        rules = rule_set(run.config.data.rules)
+        with Shelf(run.path, manifest=run.manifest) as shelf:
+            off = rules_off(run.config, rules=rules)
+            window = window_of(run, shelf, step=step, num_steps=1, rules=rules, off=off, limit=_USUAL_DOCUMENTS)
+    except (SurefootError, OSError) as error:
+        return DocumentLook(missing=f"the documents cannot be looked at: {error.what if isinstance(error, SurefootError) else error}")
+    num_documents = int(window["looked_at"]["documents"])
+    return DocumentLook(tuple(window["documents"]), num_documents, limit=limit_of(num_documents))
+
+
+def limit_of(num_documents: int) -> float:
+    """Scores add up powers of ten. Among n documents the oddest in one respect has about log10(n) by chance; two more are one in a hundred
+    such steps."""
+    return math.log10(max(1, num_documents)) + 2.0
