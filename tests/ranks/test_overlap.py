@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from surefoot.core.sections import ModelSection, ParallelSection
 from surefoot.model.loss import loss_of
+from surefoot.parallel.gauges import Gauges
 from surefoot.parallel.reductions import Reductions
 from surefoot.parallel.running import Sequential
 from surefoot.parallel.sharded import shard
@@ -109,7 +110,7 @@ def gradients_of_twice(*, rank: int, world_size: int, waits: bool) -> list[torch
     model = Twice()
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
     root = shard(model, [model.block], mesh=mesh)
-    reductions = None if waits else Reductions(root)
+    reductions = None if waits else Reductions(root, gauges=Gauges(device=CPU))
     Sequential(model, CPU, nullcontext(), reduces_each_micro_step=True, reductions=reductions).run(
         atoms_of(rank), start=lambda _: None, loss=loss_of
     )

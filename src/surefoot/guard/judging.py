@@ -58,7 +58,7 @@ class Judge:
         self._told_lr: float | None = None
 
     def get_ready(self) -> None:
-        """Collective over the save group. Agree on who counts which gradient, and on what the vector carries, once before the first step."""
+        """Collective over the save group. Agree on who counts which gradient and on what the vector carries, before the first step."""
         self._dealt = agree_dealt(self._state.model, self._state.optimizer, world=self._world)
         self._instruments.get_ready()
 
@@ -105,7 +105,7 @@ class Judge:
             save_state=saves.state,
             layout_word=self._instruments.layout.word,
             memory_bytes=readings.memory_bytes,
-            lr=measured.lr,
+            lr=measured.lr if measured.tells_lr else math.nan,  # a foreign schedule may restart as it likes
             lr_applied_ratio=readings.lr_applied_ratio,
         )
         loss_sum = measured.loss_sum.detach().to(device=device, dtype=torch.float64)

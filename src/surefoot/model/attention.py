@@ -44,8 +44,9 @@ class DocumentMask(nn.Module):
 class CoreAttention(nn.Module):
     """q_BHSE, k_BKTE, v_BKTE -> out_BHSE. Its own module so that context parallel can hand it the keys and values of other ranks too."""
 
-    def __init__(self, *, soft_cap: float, scale: float | None = None) -> None:
+    def __init__(self, *, soft_cap: float, num_key_heads: int, scale: float | None = None) -> None:
         super().__init__()
+        self.num_key_heads = num_key_heads  # of the whole model: tensor parallel leaves a rank some of them
         self.soft_cap = soft_cap
         self.scale = scale
 
@@ -54,6 +55,15 @@ class CoreAttention(nn.Module):
             return _capped_attention(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST, cap=self.soft_cap, scale=self.scale)
         grouped = q_BHSE.shape[1] != k_BKTE.shape[1]
         return F.scaled_dot_product_attention(q_BHSE, k_BKTE, v_BKTE, attn_mask=mask_B1ST, scale=self.scale, enable_gqa=grouped)
+
+    def largest_logits(
+        self, q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """logit_K: the largest, before a soft-cap, of the query heads that share each key head, at the query positions `rows` alone."""
+        scale = self.scale or q_BHSE.shape[-1] ** -0.5
+        q_BKGSE = torch.unflatten(q_BHSE[:, :, rows], 1, (k_BKTE.shape[1], -1))
+        logits_BKGST = at_least_float32(q_BKGSE @ k_BKTE[:, :, None].transpose(-1, -2).type_as(q_BKGSE)) * scale
+        return logits_BKGST.masked_fill(~mask_B1ST[:, :, None, rows], -torch.inf).amax(dim=(0, 2, 3, 4))
 
 
 class Attention(nn.Module):
@@ -68,7 +78,11 @@ class Attention(nn.Module):
         self.wo = nn.Linear(sizes.num_heads * sizes.head_dim, sizes.d_model, bias=False)
         self.q_norm = nn.RMSNorm(sizes.head_dim, eps=section.norm_eps) if sizes.qk_norm else None
         self.k_norm = nn.RMSNorm(sizes.head_dim, eps=section.norm_eps) if sizes.qk_norm else None
-        self.core = CoreAttention(soft_cap=section.attention_soft_cap, scale=attention_scale(section, head_dim=sizes.head_dim))
+        self.core = CoreAttention(
+            soft_cap=section.attention_soft_cap,
+            num_key_heads=sizes.num_kv_heads,
+            scale=attention_scale(section, head_dim=sizes.head_dim),
+        )
 
     def forward(self, x_BSD: torch.Tensor, *, rope: tuple[torch.Tensor, torch.Tensor], mask_B1ST: torch.Tensor) -> torch.Tensor:
         q_BSHE = self.wq(x_BSD).unflatten(-1, (-1, self.head_dim))

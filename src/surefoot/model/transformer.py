@@ -10,12 +10,16 @@ from collections.abc import Collection
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from surefoot.core.model_sizes import ModelSizes, resolve_sizes
 from surefoot.core.sections import ModelSection
 from surefoot.model.attention import Attention, DocumentMask
 from surefoot.model.mup import width_factor
+from surefoot.model.precision import at_least_float32
 from surefoot.model.rope import Rotary
+from surefoot.tensors.batch import IGNORED_LABEL
+from surefoot.tensors.cut_vocabulary import is_cut, reduce_log_z
 
 
 class FeedForward(nn.Module):
@@ -48,6 +52,19 @@ class Block(nn.Module):
         return out_BSD
 
 
+class Logits(nn.Identity):
+    """What the logits come out of, so that they can be watched wherever the head is: a tied one is no module of its own."""
+
+    def log_z(self, logits_BSV: torch.Tensor, *, rows: torch.Tensor) -> torch.Tensor:
+        """log_z_N of the positions `rows` of each sample. Collective over the ranks that the vocabulary is cut over."""
+        if is_cut(logits_BSV):
+            assert isinstance(logits_BSV, DTensor)
+            some_BSV = DTensor.from_local(logits_BSV.to_local()[:, rows], logits_BSV.device_mesh, logits_BSV.placements)
+            log_z_N, _ = reduce_log_z(some_BSV, rows.new_full((some_BSV.shape[0] * len(rows),), IGNORED_LABEL))
+            return log_z_N
+        return torch.logsumexp(at_least_float32(logits_BSV[:, rows].flatten(0, 1)), dim=-1)
+
+
 class Transformer(nn.Module):
     """tokens_BS, positions_BS, doc_ids_BS -> logits_BSV. It has no buffers and draws no random numbers.
 
@@ -64,6 +81,7 @@ class Transformer(nn.Module):
         self.blocks: nn.Module = nn.ModuleList(Block(section, sizes) for _ in range(sizes.num_layers))
         self.norm: nn.RMSNorm | None = nn.RMSNorm(sizes.d_model, eps=section.norm_eps)
         self.head = None if sizes.tie_embeddings else nn.Linear(sizes.d_model, sizes.vocab_size, bias=False)
+        self.logits = Logits()
 
     def part(self, names: Collection[str]) -> Transformer:
         """Local. A view with only the submodules `names`, the same objects under the same names: what one stage of a pipeline runs.
@@ -72,7 +90,7 @@ class Transformer(nn.Module):
         """
         with torch.device("meta"):
             view = Transformer(self.section, self.sizes.vocab_size)
-        view.mask, view.rotary = self.mask, self.rotary
+        view.mask, view.rotary, view.logits = self.mask, self.rotary, self.logits
         view.embed = self.embed if "embed" in names else None
         view.blocks = nn.ModuleDict({index: block for index, block in self.blocks.named_children() if f"blocks.{index}" in names})
         view.norm = self.norm if "norm" in names else None
@@ -94,6 +112,7 @@ class Transformer(nn.Module):
         logits_BSV: torch.Tensor = self.head(x_BSD) if self.head is not None else F.linear(x_BSD, self._tied().weight)
         if cap := self.section.logit_soft_cap:
             logits_BSV = cap * torch.tanh(logits_BSV / cap)
+        logits_BSV = self.logits(logits_BSV)
         return logits_BSV
 
     def shard_units(self) -> dict[str, nn.Module]:

@@ -17,14 +17,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from surefoot.core.cut_plan import CutPlan
-from surefoot.core.ports import NumericsPort
+from surefoot.core.ports import GaugePort, NumericsPort
 from surefoot.core.sections import ParallelSection
 from surefoot.parallel.context import PartOfSequence, SequencePart, gather_keys
 from surefoot.parallel.exact import ExactRunner, ExactSums, Uses
+from surefoot.parallel.gauges import Gauges
 from surefoot.parallel.mesh import Place, build_mesh, shard_mesh, warn_of_placement
 from surefoot.parallel.pipeline import build_pipeline, cut_stages
 from surefoot.parallel.recompute import recompute
-from surefoot.parallel.reductions import Reductions
+from surefoot.parallel.reductions import Reductions, measure_contributions
 from surefoot.parallel.replicated import replicate
 from surefoot.parallel.running import Runner, Sequential
 from surefoot.parallel.sharded import shard
@@ -47,6 +48,7 @@ class Cut:
     roots: tuple[nn.Module, ...] = ()
     needs_rehearsal: bool = False
     exact_sums: NumericsPort | None = None
+    gauges: GaugePort | None = None
 
 
 def cut(
@@ -66,11 +68,13 @@ def cut(
     With `exact_sums` whole copies are a mesh too: DDP adds up in float32.
     """
     uses = Uses(model) if exact_sums else None
+    gauges = Gauges(device=world.device)
     if place.sizes["dp_replicate"] == world.size and not (exact_sums and world.size > 1):
         recompute(_blocks(model, plan), mode=parallel.recompute)
         materialise(model)
-        forward = replicate(model, device=world.device) if world.size > 1 else model
-        whole = Cut(model, place, Sequential(forward, world.device, autocast), needs_rehearsal=world.size > 1)
+        forward = replicate(model, device=world.device, gauges=gauges) if world.size > 1 else model
+        alone = Sequential(forward, world.device, autocast, gauges=gauges)
+        whole = Cut(model, place, alone, needs_rehearsal=world.size > 1, gauges=gauges)
         return _exactly(whole, uses, world=world)
     warn_of_placement(place, ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
     mesh = build_mesh(place, device_type=world.device.type, collective_limit_s=collective_limit_s)
@@ -80,22 +84,25 @@ def cut(
     if place.sizes["pp"] > 1:
         own, stages = cut_stages(model, mesh, place, plan=plan, parallel=parallel, autocast=autocast, sums_dtype=sums_dtype)
         materialise(own)
-        pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device)
-        return _exactly(Cut(own, place, _over_part(pipeline, part, place), tuple(stages)), uses, world=world)
+        pipeline = build_pipeline(own, stages, mesh, place, plan=plan, parallel=parallel, device=world.device, gauges=gauges)
+        return _exactly(Cut(own, place, _over_part(pipeline, part, place), tuple(stages), gauges=gauges), uses, world=world)
     frees_parameters = parallel.zero_stage == 3
     units = [model.get_submodule(name) for name in plan.units]
     root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
     materialise(model)
     goes_on_beside = world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 and not exact_sums
+    if not goes_on_beside:
+        measure_contributions(root, gauges=gauges)
     runner = Sequential(
         model,
         world.device,
         autocast,
         reduces_each_micro_step=parallel.zero_stage > 1 and not exact_sums,
         frees_parameters=frees_parameters,
-        reductions=Reductions(root) if goes_on_beside else None,
+        reductions=Reductions(root, gauges=gauges) if goes_on_beside else None,
+        gauges=gauges,
     )
-    return _exactly(Cut(model, place, _over_part(runner, part, place), (model,)), uses, world=world)
+    return _exactly(Cut(model, place, _over_part(runner, part, place), (model,), gauges=gauges), uses, world=world)
 
 
 def _blocks(model: nn.Module, plan: CutPlan) -> list[nn.Module]:

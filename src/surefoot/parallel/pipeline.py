@@ -24,7 +24,9 @@ from torch.distributed.tensor import DTensor
 from surefoot.core.cut_plan import CutPlan
 from surefoot.core.layouts import pipeline_chunks
 from surefoot.core.sections import ParallelSection
+from surefoot.parallel.gauges import Gauges
 from surefoot.parallel.mesh import Place, shard_mesh
+from surefoot.parallel.reductions import measure_contributions
 from surefoot.parallel.running import Loss
 from surefoot.parallel.sharded import release, shard
 from surefoot.parallel.stages import Piece, own_part, part_of, pieces_of
@@ -101,7 +103,8 @@ class Link:
 class Pipeline:
     """A Runner over the pieces of this rank. `ends` are parameters that the first and the last piece both have, where this rank has one."""
 
-    def __init__(self, stages: Sequence[StageModule], link: Link, *, order: Order, ends: Sequence[nn.Parameter]) -> None:
+    def __init__(self, stages: Sequence[StageModule], link: Link, *, order: Order, ends: Sequence[nn.Parameter], gauges: Gauges) -> None:
+        self._gauges = gauges
         self._stages = list(stages)
         self._link = link
         self._order = order
@@ -109,6 +112,7 @@ class Pipeline:
         self._schedules: dict[tuple[int, tuple[int, ...]], _Schedule] = {}
 
     def run(self, atoms: Sequence[Batch], *, start: Callable[[Batch], None], loss: Loss) -> torch.Tensor:
+        self._gauges.begin_pass()
         here = [atom.to(self._link.device) for atom in atoms]
         num_micro_batches = num_scheduled(len(here), num_stages=self._link.size, order=self._order)
         here += [_phantom_like(here[-1])] * (num_micro_batches - len(here))
@@ -272,6 +276,7 @@ def build_pipeline(
     plan: CutPlan,
     parallel: ParallelSection,
     device: torch.device,
+    gauges: Gauges,
 ) -> Pipeline:
     """Local. After `own` has its memory."""
     rank, size = place.coordinates["pp"], place.sizes["pp"]
@@ -279,7 +284,10 @@ def build_pipeline(
     link = Link(mesh["pp"].get_group(), rank, size, plan.width, dtype, device, position_cuts=place.sizes["tp"])
     at_both_ends = set(plan.first) & set(plan.last) if rank in (0, size - 1) else set()
     ends = [parameter for name in sorted(at_both_ends) for parameter in own.get_submodule(name).parameters()]
-    return Pipeline(stages, link, order=parallel.pp_schedule, ends=ends)
+    for stage in stages:
+        assert isinstance(stage, FSDPModule)  # every piece is sharded
+        measure_contributions(stage, gauges=gauges)
+    return Pipeline(stages, link, order=parallel.pp_schedule, ends=ends, gauges=gauges)
 
 
 def num_scheduled(num_atoms: int, *, num_stages: int, order: Order) -> int:

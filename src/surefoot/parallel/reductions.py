@@ -1,4 +1,4 @@
-"""Reductions of sharded gradients that go on while the backward computes, on a CPU.
+"""Reductions of sharded gradients: each is measured before it is reduced, and on a CPU they go on while the backward computes.
 
 `fully_shard` lets a reduction run beside the backward by streams of the accelerator. On a CPU it has none, and waits for each. Here a
 reduction is only begun, and its result is looked at once the backward is over, or two units later.
@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
+from surefoot.parallel.gauges import Gauges
 from surefoot.parallel.sharded import sharded_modules
 
 MAX_UNDER_WAY = 2
@@ -38,12 +39,13 @@ class _Begun:
 class Reductions:
     """The reductions of one model that are under way. Only inside `beside_backward` are any left so; elsewhere each is waited for."""
 
-    def __init__(self, root: FSDPModule) -> None:
+    def __init__(self, root: FSDPModule, *, gauges: Gauges) -> None:
         """Local. After `root` has its memory. For one sharding axis: whole copies beside (HSDP) sum a result further, and so at once."""
+        self._gauges = gauges
         self._begun: deque[_Begun] = deque()
         self._open = False
         for unit in sharded_modules(root):
-            unit.set_custom_reduce_scatter(_BegunReduceScatter(unit, self))
+            unit.set_custom_reduce_scatter(_BegunReduceScatter(unit, self, gauges=gauges))
 
     @contextmanager
     def beside_backward(self) -> Iterator[None]:
@@ -73,7 +75,8 @@ class Reductions:
 
     def _finish_oldest(self) -> None:
         begun = self._begun.popleft()
-        begun.work.wait()
+        with self._gauges.waiting():
+            begun.work.wait()
         for parameter, before in begun.before:
             assert isinstance(parameter.grad, DTensor)  # fully_shard put the result there, in the layout of the parameter
             with torch.no_grad():
@@ -81,18 +84,54 @@ class Reductions:
             parameter.grad = before
 
 
-class _BegunReduceScatter(ReduceScatter):
+def measure_contributions(root: FSDPModule, *, gauges: Gauges) -> None:
+    """Local. After `root` has its memory. Its reductions stay those of `fully_shard`, and tell what they are about to reduce."""
+    for unit in sharded_modules(root):
+        unit.set_custom_reduce_scatter(_MeasuredReduceScatter(gauges))
+
+
+class _MeasuredReduceScatter(ReduceScatter):
+    """What `fully_shard` calls itself, and a look at what goes in.
+
+    It asks for the memory of what goes in, fills it, and asks for the memory of what comes out. That is where it is looked at, for over an
+    axis of one rank no collective is called.
+    """
+
+    def __init__(self, gauges: Gauges) -> None:
+        self._gauges = gauges
+        self._entering: torch.Tensor | None = None
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        made = torch.empty(*size, dtype=dtype, device=device)
+        if self._entering is None:
+            self._entering = made
+        else:
+            self._gauges.note_contribution(self._entering)
+            self._entering = None
+        return made
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        work: dist.Work | None = dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        return work
+
+
+class _BegunReduceScatter(_MeasuredReduceScatter):
     """What `fully_shard` calls instead of the blocking collective, for one unit."""
 
-    def __init__(self, unit: FSDPModule, reductions: Reductions) -> None:
+    def __init__(self, unit: FSDPModule, reductions: Reductions, *, gauges: Gauges) -> None:
+        super().__init__(gauges)
         assert isinstance(unit, nn.Module)  # fully_shard only changed its class
         others = {id(parameter) for inner in sharded_modules(unit)[1:] for parameter in inner.parameters()}  # type: ignore[attr-defined]
         self._unit = unit
         self._parameters = [parameter for parameter in unit.parameters() if id(parameter) not in others]
         self._reductions = reductions
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,

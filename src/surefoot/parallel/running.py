@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.parallel.gauges import Gauges
 from surefoot.parallel.reductions import Reductions
 from surefoot.parallel.sharded import begin_micro_step, release
 from surefoot.tensors.batch import Batch
@@ -60,14 +61,19 @@ class Sequential:
     reduces_each_micro_step: bool = False
     frees_parameters: bool = True
     reductions: Reductions | None = None
+    gauges: Gauges | None = None
 
     def run(self, atoms: Sequence[Batch], *, start: Callable[[Batch], None], loss: Loss) -> torch.Tensor:
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
+        gauges = self.gauges or Gauges(device=self.device)
+        gauges.begin_pass()
         for index, atom in enumerate(atoms):
             with self._micro_step(is_last=index + 1 == len(atoms)):
-                start(atom)
-                sums = self._compute(atom, loss, forward=self.forward)
-                sums.objective.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
+                with gauges.forward():
+                    start(atom)
+                    sums = self._compute(atom, loss, forward=self.forward)
+                with gauges.backward():
+                    sums.objective.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
             nats += sums.nats
         return nats
 
