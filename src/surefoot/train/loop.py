@@ -37,6 +37,7 @@ def open_run(
             data=parts.data,
             evaluation=parts.evaluation if script is None else None,
             numerics=parts.cut.exact_sums,
+            gauges=parts.cut.gauges,
             scaler=parts.scaler,
             world=world,
             lock=lock,
