@@ -73,7 +73,7 @@ def _pause(order: Order, standing: Standing) -> dict[str, Any] | Refusal:
         limit_s = standing.default_pause_s
     if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not (math.isfinite(limit_s) and 0 <= limit_s <= MAX_PAUSE_S):
         return Refusal(f"a pause of {limit_s!r} s: it takes 0 to {MAX_PAUSE_S:.0f}")
-    return {"limit_s": float(limit_s)}
+    return {"limit_s": float(limit_s), "prolongs": standing.is_paused}
 
 
 def _resume(order: Order, standing: Standing) -> dict[str, Any] | Refusal:
