@@ -120,7 +120,7 @@ def _page(answer: Mapping[str, Any]) -> list[str]:
         lines += ["", f"{number}. {one['name']} from step {one['onset_step']} on; suspect: {one['suspect']} ({one['reason']})"]
         lines += [f"     {check['name']:<18} {check['outcome']:<8} {check['detail']}" for check in one["checks"]]
         for document in one["documents"][:3]:
-            why = "; ".join(map(str, document.get("reasons", ())))
+            why = "; ".join(map(str, document.get("reasons", ())[:3]))
             lines.append(f"     document {str(document.get('hash', ''))[:12]}  {document.get('file')}:{document.get('record')}  {why}")
         lines.append(f"   next: {one['action']}")
     return lines

@@ -96,7 +96,7 @@ def _cursor(step: int, cursor: Mapping[str, Any], rows: Mapping[int, Mapping[str
     if saved is None or after is None:
         return Check("cursor", "unknown", "neither checkpoint nor metrics tell the samples", "data")
     detail = f"step {step + 1} took the samples from {saved} to {after - 1}"
-    return Check("cursor", "ok" if 0 < after - saved <= batch_size or after - saved == batch_size else "found", detail, "data")
+    return Check("cursor", "ok" if after - saved == batch_size else "found", detail, "data")
 
 
 def _config(run_dir: Path) -> tuple[RunConfig, list[str]]:
@@ -153,7 +153,7 @@ def _documents(run_dir: Path, signs: Sequence[Signs], *, data: str) -> dict[int,
 
 
 def look_at_documents(run_dir: Path, step: int, *, data: str) -> DocumentLook:
-    """Those of one step beside what is usual in their sources."""
+    """Those of one step and the one before it, whose update made its weights, beside what is usual in their sources."""
     from surefoot.cli.data_report import rules_off, window_of
     from surefoot.cli.run_data import open_run_data
     from surefoot.data.quality.rules_file import rule_set
@@ -164,11 +164,11 @@ def look_at_documents(run_dir: Path, step: int, *, data: str) -> DocumentLook:
         rules = rule_set(run.config.data.rules)
         with Shelf(run.path, manifest=run.manifest) as shelf:
             off = rules_off(run.config, rules=rules)
-            window = window_of(run, shelf, step=step, num_steps=1, rules=rules, off=off, limit=_USUAL_DOCUMENTS)
+            window = window_of(run, shelf, step=step, num_steps=2, rules=rules, off=off, limit=_USUAL_DOCUMENTS)
     except (SurefootError, OSError) as error:
         return DocumentLook(missing=f"the documents cannot be looked at: {error.what if isinstance(error, SurefootError) else error}")
     num_documents = int(window["looked_at"]["documents"])
-    return DocumentLook(tuple(window["documents"]), num_documents, limit=limit_of(num_documents))
+    return DocumentLook(tuple(window["documents"]), num_documents, (int(window["first_step"]), step), limit_of(num_documents))
 
 
 def limit_of(num_documents: int) -> float:

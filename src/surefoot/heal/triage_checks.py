@@ -14,6 +14,7 @@ from surefoot.heal.triage import SUSPECT_OF_CAUSE, Check, Diagnosed, Signs, Susp
 _BEFORE_STEPS: Final = 500
 """How far back a change is looked for: an optimizer forgets the past in a thousand steps, and most of it in half of them."""
 _MEDIAN_STEPS: Final = 20
+_REASONS: Final = 3
 _CAUGHT_IN: Final[Mapping[str, Suspect]] = {"corruption": "cluster", "schedule": "code"}
 _OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "oom")
 
@@ -21,10 +22,12 @@ _OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "oom")
 @dataclass(frozen=True, slots=True)
 class DocumentLook:
     """The documents of a step, those that stand out most first, or why nobody could look (`missing`). `limit` is the score from which on
-    one stands out: below it, the oddest of so many documents is as odd as chance makes it."""
+    one stands out: below it, the oddest of so many documents is as odd as chance makes it. `steps` are the first and last that were looked
+    at."""
 
     documents: tuple[Mapping[str, Any], ...] = ()
     num_documents: int = 0
+    steps: tuple[int, int] = (0, 0)
     limit: float = 0.0
     missing: str = ""
 
@@ -90,9 +93,10 @@ def documents(signs: Signs, facts: Facts) -> Check:
     if look.missing:
         return Check("documents", "unknown", look.missing, "data")
     if not (standing := look.standing_out):
-        return Check("documents", "ok", f"none of the {look.num_documents} documents of step {signs.onset_step} stands out", "data")
+        where = f"steps {look.steps[0]} to {look.steps[1]}" if look.steps[0] < look.steps[1] else f"step {look.steps[1]}"
+        return Check("documents", "ok", f"none of the {look.num_documents} documents of {where} stands out", "data")
     first = standing[0]
-    why = "; ".join(map(str, first.get("reasons", ())))
+    why = "; ".join(map(str, first.get("reasons", ())[:_REASONS]))
     return Check("documents", "found", f"{len(standing)} of {look.num_documents} stand out, most {first.get('document')}: {why}", "data")
 
 
@@ -189,7 +193,7 @@ def _suspect(signs: Signs, checks: Sequence[Check], diagnosed: Diagnosed | None,
         return _CAUGHT_IN[signs.name], signs.entries[0].reason if signs.entries else ""
     first = next((check for check in checks if check.outcome == "found" and check.of != "unknown"), None)
     if first is not None:
-        return first.of, f"{first.name}: {first.detail}"
+        return first.of, first.name
     if signs.name == "ranks-differ":
         return "cluster", "single ranks stand apart, and neither settings nor versions changed"
     others = {one.name for one in told.signs if one.onset_step <= signs.last_step and one.last_step >= signs.onset_step}
