@@ -72,12 +72,14 @@ def read_original(run_dir: Path, *, from_step: int, num_steps: int, without: Seq
 
 def script_for(original: Original, *, first_step: int, last_step: int) -> Script:
     """Every decision of the line from `first_step` on that a step by itself would not take again."""
-    kept = [one for one in original.interventions if one not in original.left_out]
+    left_out = {one.seq for one in original.left_out}
     within = original.between(first_step, last_step)
-    rotations = [(max(part.first_step, first_step), part.rotation) for part in within]
+    skips = [one for one in original.interventions if one.kind == "skip" and one.seq not in left_out]
+    rotations = [(part.first_step, part.rotation) for part in within]
+    rates = [(part.first_step, next((factor for seq, factor in reversed(part.rates) if seq not in left_out), 1.0)) for part in within]
     return Script(
-        skips={one.step: SkipUpdate(one.rule, one.reason) for one in kept if one.kind == "skip" and first_step <= one.step <= last_step},
-        rates=tuple((one.step, one.factor) for one in kept if one.kind == "rate" and one.step <= last_step),
+        skips={one.step: SkipUpdate(one.rule, one.reason) for one in skips if first_step <= one.step <= last_step},
+        rates=tuple(rates) if any(factor != 1.0 for _, factor in rates) else (),
         rotations=tuple(rotations) if any(rotation for _, rotation in rotations) else (),
     )
 

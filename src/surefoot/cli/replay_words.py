@@ -20,16 +20,21 @@ def first_nonfinite(seen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | No
 
 
 def heads_by_layer(seen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Over ranks that have the same heads, the largest of each; `samples` are those in which they are."""
-    found: dict[tuple[int, str], list[list[Any]]] = {}
+    """Over ranks, the largest of each head; `samples` are those in which they are."""
+    found: dict[tuple[int, str], dict[int, list[Any]]] = {}
     for rank in seen:
         for layer in rank["logits"]:
-            key = int(layer["step"]), str(layer["module"])
-            before = found.get(key, layer["heads"])
-            found[key] = [max(pair, key=_largest) for pair in zip(before, layer["heads"], strict=True)]
+            heads = found.setdefault((int(layer["step"]), str(layer["module"])), {})
+            for head, value in enumerate(layer["heads"], start=int(layer["first_head"])):
+                heads[head] = max(heads.get(head, value), value, key=_largest)
     return [
-        {"step": step, "module": module, "logits": [value for value, _ in heads], "samples": [sample for _, sample in heads]}
-        for (step, module), heads in found.items()
+        {
+            "step": step,
+            "module": module,
+            "logits": [heads[head][0] for head in sorted(heads)],
+            "samples": [heads[head][1] for head in sorted(heads)],
+        }
+        for (step, module), heads in sorted(found.items(), key=lambda item: item[0][0])
     ]
 
 

@@ -6,7 +6,6 @@ wins over what is measured, and no detector acts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,8 +16,8 @@ from surefoot.heal.policy import clip_scale
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What was decided, by step. `rates` are (step, factor): what the learning rate is multiplied by from that step on, and `rotations`
-    (step, by how many ranks atoms have moved on from there); both in the order of steps.
+    """What was decided, by step. `rates` are (step, factor): what learning rates are multiplied by from that step on; `rotations` are
+    (step, by how many ranks atoms have moved on from there). Both in the order of steps, and the last one holds.
     """
 
     skips: Mapping[int, SkipUpdate] = field(default_factory=dict)
@@ -37,8 +36,7 @@ class Script:
         return forced or Proceed(clip_scale(signals, max_grad_norm=max_grad_norm, gradient_divisor=gradient_divisor))
 
     def rate_factor(self, step: int) -> float:
-        """The product of all that hold at `step`."""
-        return math.prod(factor for first, factor in self.rates if first <= step)
+        return next((factor for first, factor in reversed(self.rates) if first <= step), 1.0)
 
     def rotation(self, step: int) -> int:
         return next((rotation for first, rotation in reversed(self.rotations) if first <= step), 0)

@@ -16,17 +16,21 @@ from surefoot.observe.lineage import Lineage
 
 Kind = Literal["skip", "block", "rollback", "rate", "none"]
 
+_BEGINNINGS = (Event.ATTEMPT_STARTED, Event.RUN_RESUMED, Event.RUN_ROLLED_BACK)
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Steps `first_step` to `last_step` (None: as far as the run has come) were computed by `attempt`, under the `facts` that its start
-    ledgered. `rotation`: by how many ranks its atoms had moved on."""
+    ledgered. `rotation`: by how many ranks its atoms had moved on. `rates` are the entries (seq, factor) that had changed the learning rate
+    by then: the last one holds."""
 
     attempt: int
     first_step: int
     last_step: int | None
     facts: Mapping[str, Any] = field(default_factory=dict)
     rotation: int = 0
+    rates: tuple[tuple[int, float], ...] = ()
 
     def holds(self, step: int) -> bool:
         return self.first_step <= step and (self.last_step is None or step <= self.last_step)
@@ -37,7 +41,7 @@ class Intervention:
     """One entry of the ledger that made the line what it is. `step` is the first one that it may change.
 
     Kinds: `skip` (an update), `block` (something left out of the data), `rollback` (a line was left: what comes after it is another
-    attempt's), `rate` (the learning rate times `factor` from there on), `none` (it was looked at, and changes no bit).
+    attempt's), `rate` (a roll-back after which learning rates are multiplied by something), `none` (it was looked at, and changes no bit).
     """
 
     seq: int
@@ -48,7 +52,6 @@ class Intervention:
     rule: str
     reason: str
     by: str
-    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class _Start:
     step: int
     facts: Mapping[str, Any]
     rotation: int = 0
+    rates: tuple[tuple[int, float], ...] = ()
 
 
 def segments_of(entries: Iterable[LedgerEntry], lineage: Lineage) -> tuple[Segment, ...]:
@@ -72,7 +76,7 @@ def segments_of(entries: Iterable[LedgerEntry], lineage: Lineage) -> tuple[Segme
         base = lineage.ref(start.base) if start.base else None
         before = base.step if base is not None else start.step
         if last_step is None or before < last_step:
-            segments.append(Segment(attempt, before + 1, last_step, start.facts, start.rotation))
+            segments.append(Segment(attempt, before + 1, last_step, start.facts, start.rotation, start.rates))
         if base is None:
             break
         attempt, last_step = base.attempt, base.step
@@ -100,18 +104,10 @@ def interventions_of(entries: Iterable[LedgerEntry], segments: Sequence[Segment]
             case Event.BLOCK_TAKEN:
                 found.append(_made(entry, "block", entry.step + 1))
             case Event.RUN_ROLLED_BACK if any(part.attempt == entry.attempt for part in segments):
-                found.append(_made(entry, "rollback", entry.step + 1))
+                found.append(_made(entry, "rollback" if _rate(entry) is None else "rate", entry.step + 1))
             case Event.STEP_RECHECKED if (part := segment_at(segments, entry.step + 1)) is not None and part.attempt == entry.attempt:
                 found.append(_made(entry, "none", entry.step + 1))
-            case _ if (factor := rate_factor(entry)) is not None and any(part.attempt == entry.attempt for part in segments):
-                found.append(_made(entry, "rate", entry.step + 1, factor=factor))
     return tuple(found)
-
-
-def rate_factor(entry: LedgerEntry) -> float | None:
-    """What an entry multiplies the learning rate by from the next step on; None where it says nothing about it."""
-    factor = entry.fields.get("lr_factor")
-    return float(factor) if isinstance(factor, int | float) and not isinstance(factor, bool) and factor > 0 else None
 
 
 def usable_starts(lineage: Lineage, segments: Sequence[Segment], *, before_step: int) -> list[CheckpointRef]:
@@ -126,18 +122,30 @@ def usable_starts(lineage: Lineage, segments: Sequence[Segment], *, before_step:
 
 
 def _starts(entries: Iterable[LedgerEntry]) -> dict[int, _Start]:
-    """By attempt. What an attempt begins from is said up to twice; the facts are where it was started."""
+    """By attempt. What an attempt begins from is said up to twice; the facts are where it was started. An episode that is looked into with
+    atoms on other ranks goes on so over a resume; the learning rate stays lowered over everything."""
     starts: dict[int, _Start] = {}
+    rotation = 0
+    rates: tuple[tuple[int, float], ...] = ()
     for entry in entries:
-        if entry.event not in (Event.ATTEMPT_STARTED, Event.RUN_RESUMED, Event.RUN_ROLLED_BACK) or "checkpoint" not in entry.fields:
+        if entry.event in (Event.EPISODE_CLOSED, Event.RUN_RELEASED):
+            rotation = 0
+        if entry.event not in _BEGINNINGS or "checkpoint" not in entry.fields:
             continue
-        base = entry.fields["checkpoint"]
-        before = starts.get(entry.attempt)
+        if entry.event == Event.RUN_ROLLED_BACK:
+            rotation = 1 if entry.fields.get("phase") == "rotated" else 0
+            rates = rates if (factor := _rate(entry)) is None else (*rates, (entry.seq, factor))
+        base, before = entry.fields["checkpoint"], starts.get(entry.attempt)
         facts = entry.fields if entry.event == Event.ATTEMPT_STARTED else before.facts if before else {}
-        rotation = 1 if entry.fields.get("phase") == "rotated" else 0
-        starts[entry.attempt] = _Start(base if isinstance(base, str) else None, entry.step, facts, rotation)
+        starts[entry.attempt] = _Start(base if isinstance(base, str) else None, entry.step, facts, rotation, rates)
     return starts
 
 
-def _made(entry: LedgerEntry, kind: Kind, step: int, *, factor: float = 1.0) -> Intervention:
-    return Intervention(entry.seq, kind, step, entry.attempt, entry.event, entry.rule, entry.reason, entry.by, factor)
+def _rate(entry: LedgerEntry) -> float | None:
+    """What a roll-back made of the learning rate; None where it left it."""
+    factor = entry.fields.get("lr_factor")
+    return float(factor) if isinstance(factor, int | float) else None
+
+
+def _made(entry: LedgerEntry, kind: Kind, step: int) -> Intervention:
+    return Intervention(entry.seq, kind, step, entry.attempt, entry.event, entry.rule, entry.reason, entry.by)

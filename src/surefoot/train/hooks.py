@@ -27,9 +27,9 @@ _MAX_SCORES = 1 << 24  # elements of one product of queries and keys at a time: 
 class Nonfinite:
     """The first tensor of a rank that held a value that is not finite, in the order in which the rank computed.
 
-    A `backward gradient` is that of the module's output: what made it comes behind the module. `samples` are global ids of the atom's rows
-    that hold such a value, or all of its rows where a tensor has no rows. `inputs_finite` and `parameters_finite` are known of a forward
-    alone. `atom` is None where the gradients of all atoms are summed.
+    A `backward gradient` is that of the module's output: what made it comes behind the module. `samples` are the global samples of the
+    atom's rows that hold such a value, or of all its rows where a tensor has no rows. Of a forward alone it is known whether what went in
+    was finite. `atom` is None where the gradients of all atoms are summed.
     """
 
     step: int
@@ -49,19 +49,32 @@ class Nonfinite:
 
 @dataclass
 class Watch:
-    """What one rank saw. `step` is that of the step under way, None while nothing is looked at."""
+    """What one rank saw. `step` is that of the step under way, None while nothing is looked at; `samples` are its global samples, by slot.
+
+    `tp` is the rank among those that share the heads of a layer, in their order.
+    """
 
     rank: int
+    tp: int = 0
     first: Nonfinite | None = None
     logits: dict[tuple[int, str], list[tuple[float, int]]] = field(default_factory=dict)
     step: int | None = None
+    samples: Sequence[int] = ()
     atom: Batch | None = None
     backward_atom: Batch | None = None
 
     def as_json(self) -> dict[str, Any]:
         """`logits` are (largest logit, sample) by head."""
-        heads = [{"step": step, "module": name, "heads": found} for (step, name), found in self.logits.items()]
+        heads = [
+            {"step": step, "module": name, "first_head": self.tp * len(found), "heads": found}
+            for (step, name), found in self.logits.items()
+        ]
         return {"rank": self.rank, "first_nonfinite": asdict(self.first) if self.first else None, "logits": heads}
+
+    def samples_of(self, atom: Batch) -> list[int]:
+        """The global sample of each row; `PHANTOM_SAMPLE` where no sample fills it."""
+        first, ids = atom.atom * len(atom.sample_ids_B), atom.sample_ids_B.tolist()
+        return [PHANTOM_SAMPLE if sample == PHANTOM_SAMPLE else int(self.samples[first + row]) for row, sample in enumerate(ids)]
 
 
 @dataclass(frozen=True)
@@ -155,7 +168,7 @@ def _look(watch: Watch, values: torch.Tensor, *, direction: str, module: str, te
         step=watch.step,
         rank=watch.rank,
         atom=atom.atom if atom is not None else None,
-        samples=_samples(values, atom, has_rows=direction != PARAMETER),
+        samples=_bad_rows(values, watch.samples_of(atom), has_rows=direction != PARAMETER) if atom is not None else (),
         direction=direction,
         module=module,
         tensor=tensor,
@@ -167,13 +180,10 @@ def _look(watch: Watch, values: torch.Tensor, *, direction: str, module: str, te
     return True
 
 
-def _samples(tensor: torch.Tensor, atom: Batch | None, *, has_rows: bool) -> tuple[int, ...]:
-    if atom is None:
-        return ()
-    ids = [int(sample) for sample in atom.sample_ids_B]
-    if has_rows and tensor.ndim and tensor.shape[0] == len(ids):
-        rows = (~torch.isfinite(tensor)).flatten(1).any(dim=1) if tensor.ndim > 1 else ~torch.isfinite(tensor)
-        ids = [sample for sample, is_bad in zip(ids, rows.tolist(), strict=True) if is_bad]
+def _bad_rows(values: torch.Tensor, ids: Sequence[int], *, has_rows: bool) -> tuple[int, ...]:
+    if has_rows and values.ndim and values.shape[0] == len(ids):
+        rows = (~torch.isfinite(values)).reshape(len(ids), -1).any(dim=1).tolist()
+        ids = [sample for sample, is_bad in zip(ids, rows, strict=True) if is_bad]
     return tuple(sample for sample in ids if sample != PHANTOM_SAMPLE)
 
 
@@ -214,7 +224,7 @@ def watch_logits(module: nn.Module, watch: Watch) -> int:
 def _take_logits(watch: Watch, name: str, core: CoreAttention, given: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> None:
     if watch.step is None or watch.atom is None or watch.atom.is_phantom:
         return
-    ids = watch.atom.sample_ids_B.tolist()
+    ids = watch.samples_of(watch.atom)
     rows = [row for row, sample in enumerate(ids) if sample != PHANTOM_SAMPLE]
     largest_BH = largest_logits(given[0][rows], given[1][rows], mask_B1ST=named["mask_B1ST"][rows], scale=core.scale)
     values, indices = largest_BH.max(dim=0)

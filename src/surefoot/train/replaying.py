@@ -18,7 +18,7 @@ def replay(config: RunConfig, task: ReplayTask) -> tuple[Parts, Watch]:
     Parts are for the caller to keep as long as the process lives: what reduces gradients must not be freed before.
     """
     with open_run(config, script=task.script) as (parts, guard):
-        watch = Watch(parts.world.rank)
+        watch = Watch(parts.world.rank, parts.cut.place.coordinates["tp"])
         watched = _watched(parts, watch, task)
         guard.restore()
         while guard.step < task.last_step and guard.begin():
@@ -26,6 +26,7 @@ def replay(config: RunConfig, task: ReplayTask) -> tuple[Parts, Watch]:
             watch.step = step if step >= task.first_step else None
             if parts.data.rotation != task.script.rotation(step):
                 parts.data.rotation = task.script.rotation(step)
+            watch.samples = parts.data.course.order.steps.samples(parts.data.next_sample).tolist()
             train_step(watched, guard)
     return parts, watch
 
