@@ -265,7 +265,12 @@ class HeldOutLoss:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The n-th training step, finished: what was known before its update and what is known only after it."""
+    """The n-th training step, finished: what was known before its update and what is known only after it.
+
+    None, or empty, is what was not measured. `lr_applied_ratio` and `update_ratios` are of the step before; times are rank 0's, of which
+    `forward_s`, `backward_s` and `reduce_s` (reductions that nothing hid) are parts of `forward_backward_s`. `memory_bytes` is of the
+    fullest rank, `mfu` a share of the peak, `loss_mean_128` and so on of the newest losses. `rank_losses` are per token of each rank.
+    """
 
     step: int
     attempt: int
@@ -290,6 +295,31 @@ class StepReport:
     val_loss: float | None = None
     bits_per_byte: float | None = None
     saved: str | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    reduce_s: float | None = None
+    device_tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    num_nonfinite: int = 0
+    loss_scale: float | None = None
+    lr_applied_ratio: float | None = None
+    loss_mean_128: float | None = None
+    loss_std_128: float | None = None
+    loss_p10_128: float | None = None
+    loss_p50_128: float | None = None
+    loss_p90_128: float | None = None
+    loss_mean_500: float | None = None
+    loss_std_500: float | None = None
+    loss_p10_500: float | None = None
+    loss_p50_500: float | None = None
+    loss_p90_500: float | None = None
+    rank_losses: tuple[float, ...] = ()
+    rank_tokens: tuple[int, ...] = ()
+    rank_norms: tuple[float, ...] = ()
+    group_norms: Mapping[str, float] = field(default_factory=dict)
+    update_ratios: Mapping[str, float] = field(default_factory=dict)
+    probes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

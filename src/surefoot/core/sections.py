@@ -266,7 +266,7 @@ class CheckpointSection:
     keep_steps: tuple[int, ...] = setting((), "saved at these steps too and kept for good: where branches will begin", since=3)
     cover_steps: int = setting(
         0,
-        "older ones are kept this far back, at distances that double: what a detector that is so slow may still convict; 0 is off",
+        "older ones are kept this far back, at distances that double; never less far than this run's slowest detector may convict",
         unit="steps",
         low=0,
     )
@@ -298,6 +298,12 @@ class MonitorSection:
     log_interval_steps: int = setting(10, "a line on the console every so many steps", unit="steps", low=1)
     probe_interval_steps: int = setting(
         50, "activations, small and large values, attention logits and moments are looked at this often; 0 is off", unit="steps", low=0
+    )
+    peak_flops: float = setting(
+        0.0, "of one device, dense: what MFU is a share of; 0 takes the data sheet's of a known GPU, a CPU has none", unit="FLOP/s", low=0.0
+    )
+    flops_per_token: float = setting(
+        0.0, "forward and backward, for MFU; 0 counts those of our decoder, a model of another kind has none", unit="FLOPs", low=0.0
     )
     audit_interval_steps: int = setting(
         100, "replicas are compared, and a neighbour's atom is computed again, this often; 0 is off", unit="steps", low=0

@@ -33,6 +33,7 @@ from surefoot.core.records import (
 )
 from surefoot.core.sections import RunConfig
 from surefoot.guard.capabilities import missing_capabilities
+from surefoot.guard.columns import signal_columns
 from surefoot.guard.healing import Healer
 from surefoot.guard.instruments import Instruments
 from surefoot.guard.judging import Judge, Measured
@@ -48,10 +49,12 @@ from surefoot.guard.replay import Figures
 from surefoot.guard.requests import LeaveRequests
 from surefoot.guard.saving import Saver
 from surefoot.guard.script import Script
+from surefoot.guard.speed import Speed
 from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.timing import StepTimes
 from surefoot.guard.waiting import DataWaits
+from surefoot.monitor.windows import with_loss
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.world import World, world_here
 
@@ -130,6 +133,8 @@ class Guard:
             clock=self._clock,
         )
         self._instruments = Instruments(self._state, config=config, world=self._world, gauges=gauges)
+        self._parts_s: Mapping[str, float] = {}
+        self._speed = Speed(config, model=model, device=self._world.device, num_devices=self._world.size)
         self._judge = Judge(
             self._state,
             world=self._world,
@@ -321,7 +326,7 @@ class Guard:
         if signals is None or action is None:
             raise SurefootError("finish was called before judge", where=f"step {self._state.step + 1}")
         self._signals = self._action = None
-        self._instruments.end()
+        self._parts_s = self._instruments.end()
         if isinstance(action, RollBack):
             action = self._healer.open_episode(action, signals) or action
         is_step = not isinstance(action, RollBack | Halt)  # what is gone back from, or ended at, is none
@@ -332,6 +337,7 @@ class Guard:
             self._state.step += 1
             self._state.loss = signals.loss if signals.num_live_tokens else self._state.loss
             self._state.tokens += signals.num_live_tokens
+            self._state.monitor.losses = with_loss(self._state.monitor.losses, signals.loss if signals.num_live_tokens else math.nan)
             self._compare_with_record(signals)
         if self._state.scaler is not None and (action.proceeds or signals.overflowed):
             self._state.scaler.update(overflowed=signals.overflowed)
@@ -476,6 +482,9 @@ class Guard:
             val_loss=held_out.loss if held_out else None,
             bits_per_byte=held_out.bits_per_byte if held_out else None,
             saved=saved,
+            device_tokens_per_s=self._speed.of_device(times["tokens_per_s"]),
+            mfu=self._speed.mfu(times["tokens_per_s"], next_sample=self._state.data.next_sample),
+            **signal_columns(signals, losses=self._state.monitor.losses, times=self._parts_s),
             **times,
         )
 

@@ -13,17 +13,19 @@ from surefoot.monitor.detectors import DetectorState, state_from_json
 
 @dataclass
 class MonitorState:
-    """`pending` were made between two steps, by a canary or an audit, and are heard in the next judgement."""
+    """`pending` were made between two steps, by a canary or an audit, and are heard in the next judgement. `losses` are the newest ones."""
 
     heal: HealState = field(default_factory=HealState)
     detectors: DetectorState = field(default_factory=DetectorState)
     pending: tuple[Finding, ...] = ()
+    losses: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
             "heal": self.heal.as_json(),
             "detectors": self.detectors.to_json(),
             "pending": [asdict(finding) for finding in self.pending],
+            "losses": list(self.losses),
         }
 
 
@@ -33,4 +35,5 @@ def monitor_state_from_json(value: Mapping[str, Any]) -> MonitorState:
         heal=heal_state_from_json(value.get("heal", {})),
         detectors=state_from_json(value.get("detectors", {})),
         pending=tuple(Finding(**{**found, "asks": Asks(found["asks"])}) for found in value.get("pending", ())),
+        losses=tuple(map(float, value.get("losses", ()))),
     )

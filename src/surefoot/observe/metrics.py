@@ -12,9 +12,11 @@ import json
 import logging
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +36,7 @@ _PARQUET_NAME = re.compile(r"steps-(\d+)\.parquet")
 _ROW_KEY = ("generation", "attempt", "step")
 _READ_TRIES = 5
 
+_BY_NAME = pa.map_(pa.utf8(), pa.float64())
 _REPORT_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("step", pa.int64()),
     ("attempt", pa.int64()),
@@ -58,6 +61,22 @@ _REPORT_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("val_loss", pa.float64()),
     ("bits_per_byte", pa.float64()),
     ("saved", pa.utf8()),
+    ("forward_s", pa.float64()),
+    ("backward_s", pa.float64()),
+    ("reduce_s", pa.float64()),
+    ("device_tokens_per_s", pa.float64()),
+    ("mfu", pa.float64()),
+    ("memory_bytes", pa.int64()),
+    ("num_nonfinite", pa.int64()),
+    ("loss_scale", pa.float64()),
+    ("lr_applied_ratio", pa.float64()),
+    *((f"loss_{figure}_{window}", pa.float64()) for window in (128, 500) for figure in ("mean", "std", "p10", "p50", "p90")),
+    ("rank_losses", pa.list_(pa.float64())),
+    ("rank_tokens", pa.list_(pa.int64())),
+    ("rank_norms", pa.list_(pa.float64())),
+    ("group_norms", _BY_NAME),
+    ("update_ratios", _BY_NAME),
+    ("probes", _BY_NAME),
 )
 STEP_SCHEMA = pa.schema(
     [*_REPORT_FIELDS, ("time_utc", pa.timestamp("ms", tz="UTC")), ("mono_s", pa.float64())],
@@ -103,7 +122,7 @@ class MetricsWriter:
         self._fd = -1
 
     def _row(self, report: StepReport) -> pa.RecordBatch:
-        values = [getattr(report, name) for name, _ in _REPORT_FIELDS]
+        values = [_column_value(getattr(report, name)) for name, _ in _REPORT_FIELDS]
         values += [datetime.fromisoformat(self._clock.utc()), self._clock.monotonic_s()]
         return pa.RecordBatch.from_arrays(
             [pa.array([value], type=field.type) for value, field in zip(values, STEP_SCHEMA, strict=True)], schema=STEP_SCHEMA
@@ -135,6 +154,13 @@ class MetricsWriter:
             os.ftruncate(self._fd, self._num_bytes)
             raise
         self._num_bytes = offset
+
+
+def _column_value(value: Any) -> Any:
+    """A map is a list of pairs to Arrow; empty is null, as in the files of a version that did not know the column."""
+    if isinstance(value, Mapping):
+        return list(value.items()) or None
+    return (list(value) or None) if isinstance(value, tuple) else value
 
 
 def read_steps(run_dir: Path, *, newest: int | None = None, steps: range | None = None) -> pa.Table:

@@ -272,6 +272,18 @@ def accelerator(name: str) -> Accelerator:
     return ACCELERATORS[key]
 
 
+def peak_of_device(name: str, *, dtype: str) -> float:
+    """FLOP/s of the GPU that its driver calls `name`, as "NVIDIA H100 80GB HBM3"; 0 where it is none of ours, or has no units for `dtype`.
+
+    The longest name that fits counts: an A100-40GB is no A100 of 80. Cards for a PCIe slot are slower than the modules in the table.
+    """
+    told = name.lower().replace(" ", "-")
+    if "pcie" in told or "nvl" in told:
+        return 0.0
+    fitting = [known for known in ACCELERATORS if all(part in told for part in known.split("-"))]
+    return ACCELERATORS[max(fitting, key=len)].peaks.get(dtype, 0.0) if fitting else 0.0
+
+
 _KEYS = tuple(field.name for field in fields(Accelerator))
 
 
