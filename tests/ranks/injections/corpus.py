@@ -43,12 +43,12 @@ def sources(**shares: float) -> tuple[SourceSection, ...]:
     return tuple(SourceSection(name=name, weight=weight) for name, weight in weights.items())
 
 
-def first_sample_of(config: RunConfig, name: str) -> int | None:
-    """The first sample that the source gives to the run, by the arithmetic of the order. Batches are of one size."""
+def first_sample_of(config: RunConfig, name: str, *, until: int) -> int | None:
+    """The first of the samples [0, until) that the source gives, by the arithmetic of the order."""
     loader = _loader_of(config)
-    order, num_samples = loader.course.order, config.train.global_batch_size * config.train.num_steps
+    order = loader.course.order
     loader.close()
-    return next((sample for sample in range(num_samples) if order.at(sample)[0].source == name), None)
+    return next((sample for sample in range(until) if order.at(sample)[0].source == name), None)
 
 
 def row_of(config: RunConfig, *, step: int, slot: int) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ Cause = Literal["data", "state", "hardware", "schedule", "config"]
 
 _WINDOW: Final = (110, 160)
 """The loss has settled, and what follows still shows in the rest of the run."""
-_EARLY: Final = (22, 45)
-"""For faults that no statistic is needed for."""
+_EARLY: Final = (45, 58)
+"""For faults that no statistic is needed for: two checkpoints are there."""
 _POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
 _SHORT: Final = frozenset({"biased-contribution", "lost-moments", "other-seed"})
 
@@ -86,11 +86,11 @@ def _poisoned(case: Case, *, luck: random.Random, data: Path) -> Case:
     """With the share of the poison that lets its first sample come in the window."""
     name = _POISONS[case.fault.kind]
     while True:
-        case = replace(case, shares={name: luck.uniform(5e-4, 3e-3)})
+        case = replace(case, shares={name: luck.uniform(6e-4, 1.5e-3)})
         config = case.config(data, Path())
-        first = first_sample_of(config, name)
+        first = first_sample_of(config, name, until=_WINDOW[1] * config.train.global_batch_size)
         batch = config.train.global_batch_size
-        if first is not None and _WINDOW[0] <= (step := first // batch + 1) <= _WINDOW[1]:
+        if first is not None and (step := first // batch + 1) >= _WINDOW[0]:
             return replace(case, fault=replace(case.fault, step=step), ranks=_ranks_of(config, slot=first % batch))
 
 

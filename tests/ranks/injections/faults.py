@@ -34,7 +34,7 @@ Kind = Literal[
 LR_FACTOR = 30.0
 LR_STEPS = 3
 BIAS = 1.001
-HIGH_EXPONENT_BIT = 30
+HIGH_EXPONENT_BITS = range(30, 22, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Injection:
         if not self._strikes:
             return None
         wrong = gradient.clone()
-        _flip(wrong, place=self._fault.place, bit=HIGH_EXPONENT_BIT)
+        _flip(wrong, place=self._fault.place, bit=None)
         return wrong
 
     def _bias(self, out: torch.Tensor) -> None:
@@ -155,12 +155,16 @@ def _drawn(parameters: list[nn.Parameter], place: int) -> nn.Parameter:
     return parameters[place % len(parameters)]
 
 
-def _flip(tensor: torch.Tensor, *, place: int, bit: int) -> None:
-    """In place: one bit of the largest of a few elements, float32, so that there is something to flip where most are zero."""
+def _flip(tensor: torch.Tensor, *, place: int, bit: int | None) -> None:
+    """In place: one bit of the largest of a few elements, float32, so that there is something to flip where most are zero.
+
+    Without a `bit` the highest of the exponent that is not set: the value grows.
+    """
     local: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = local.view(-1)
     first = place % flat.numel()
     index = first + int(flat[first : first + 64].abs().argmax())
     (bits,) = struct.unpack("<I", struct.pack("<f", float(flat[index])))
-    (value,) = struct.unpack("<f", struct.pack("<I", bits ^ (1 << bit)))
+    flipped = bit if bit is not None else next(high for high in HIGH_EXPONENT_BITS if not bits >> high & 1)
+    (value,) = struct.unpack("<f", struct.pack("<I", bits ^ (1 << flipped)))
     flat[index] = value

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from surefoot.checkpoint.inspect import published
+from surefoot.checkpoint.manifest import parse_id
 from surefoot.core.errors import SurefootError
 from surefoot.core.sections import (
     CheckpointSection,
@@ -85,9 +88,18 @@ def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fau
                     here = injection.before_step(here)
                 train_step(here, guard)
                 if guard.step == crash_at:
+                    _await_published(Path(config.run.dir) / "checkpoints", step=crash_at // SAVE_STEPS * SAVE_STEPS)
                     os.kill(os.getpid(), signal.SIGKILL)
     except SystemExit as left:
         return End(int(str(left.code)))
     except SurefootError as error:
         return End(error.exit_code, str(error))
     return End(0)
+
+
+def _await_published(root: Path, *, step: int) -> None:
+    """A save goes on beside the loop: a crash before its end would lose it."""
+    deadline_s = time.monotonic() + 30.0
+    while not any(parsed and parsed[0] == step for parsed in map(parse_id, published(root))):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
