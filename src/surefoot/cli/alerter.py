@@ -33,8 +33,8 @@ from surefoot.heal.alerts import (
     is_named,
     noted,
     seconds_of,
-    test_alert,
     told,
+    trial_alert,
 )
 from surefoot.launch.aide import AideSpec
 from surefoot.launch.aide_duty import Duty
@@ -68,13 +68,13 @@ def sender_of(section: AlertsSection, *, run: str, run_dir: Path) -> Sender:
     return Sender(run, str(run_dir), socket.gethostname(), section.runbook)
 
 
-def test_deliveries(target: Path) -> Iterator[tuple[str, str]]:
+def trial_deliveries(target: Path) -> Iterator[tuple[str, str]]:
     """(place, what went wrong or "") for each place that the config `target`, or that of a run, names. Raises ConfigError when none is."""
     config = load_config(target / CONFIG_NAME if target.is_dir() else target).config
     if not is_named(config.alerts):
         raise ConfigError("[alerts] names no place", where=str(target), hint='webhook = "https://...", slack, email or command')
     sender = sender_of(config.alerts, run=config.run.name, run_dir=Path(config.run.dir))
-    alert = test_alert(sender, time_utc=SystemClock().utc())
+    alert = trial_alert(sender, time_utc=SystemClock().utc())
     for place in destinations(config.alerts, environ=os.environ, host=socket.gethostname()):
         yield place.name, attempt_delivery(place, alert, timeout_s=config.alerts.timeout_s)
 

@@ -85,9 +85,9 @@ def doctor(
 
 def _alerts(target: Path) -> Iterator[Check]:
     """Raises ConfigError when it names no place, or one that cannot be used."""
-    from surefoot.cli.alerter import test_deliveries
+    from surefoot.cli.alerter import trial_deliveries
 
-    for name, words in test_deliveries(target):
+    for name, words in trial_deliveries(target):
         hint = "mend the address, or what stands behind it, and try again" if words else ""
         yield Check(name, "fail" if words else "ok", words or "took a test alert", hint)
 

@@ -180,7 +180,7 @@ def alert_of(state: AlertState, names: Sequence[str], *, sender: Sender) -> Aler
     )
 
 
-def test_alert(sender: Sender, *, time_utc: str) -> Alert:
+def trial_alert(sender: Sender, *, time_utc: str) -> Alert:
     """What `surefoot doctor --alerts` sends."""
     entry = LedgerEntry(0, time_utc, 0, 0, 0, "", "", "", "sent by surefoot doctor --alerts", {}, "", "")
     return replace(_alert(TEST, Group((entry,), 1), sender=sender), covers={})
