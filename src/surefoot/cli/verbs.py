@@ -38,12 +38,13 @@ VERBS: Mapping[str, Verb] = {
     "replay": Verb("surefoot.cli.replay:replay", "Compute steps of a run again, and compare the bits."),
     "triage": Verb("surefoot.cli.triage:triage", "What is wrong with a run, whom to suspect, what to type next."),
     "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run."),
+    "calibrate": Verb("surefoot.cli.calibrate:calibrate", "How often detectors are wrong, and how soon they see a fault."),
     "checkpoint": Verb("surefoot.cli.checkpoint:app", "List, verify, prove, move and export checkpoints."),
 }
 
 NOT_IN_THIS_RELEASE = (
     *("launch", "submit", "runs", "watch", "report", "inspect"),
-    *("drain", "calibrate", "drill"),
+    *("drain", "drill"),
 )
 
 

@@ -101,6 +101,15 @@ def read_loss(state: LossState, loss: float) -> Reading | None:
     return Reading(loss, *known) if known is not None else None
 
 
+def read_level(state: LossState, loss: float) -> Reading | None:
+    """Against the reference of tier 2; None while it is too short."""
+    if len(state.reference) < NUM_REFERENCE_LEAST:
+        return None
+    level = median(state.reference)
+    sigma = max(SIGMA_OF_MAD * mad(state.reference, centre=level), quantum(state.values[-NUM_RECENT:]), FLOOR_SHARE * abs(level))
+    return Reading(loss, level, sigma)
+
+
 def outlier(step: int, loss: Reading, *, norm_z: float, rules: Mapping[str, Asks], thresholds: Thresholds) -> Finding | None:
     """The gravest thing that tier 1 says of one step."""
     z = loss.z
@@ -119,11 +128,9 @@ def sustained(
     state: LossState, loss: float, *, step: int, rules: Mapping[str, Asks], thresholds: Thresholds
 ) -> tuple[LossState, list[Finding]]:
     """Both sums of tier 2 after one more loss, and what they say."""
-    if len(state.reference) < NUM_REFERENCE_LEAST:
+    reading, findings = read_level(state, loss), []
+    if reading is None:
         return state, []
-    level = median(state.reference)
-    sigma = max(SIGMA_OF_MAD * mad(state.reference, centre=level), quantum(state.values[-NUM_RECENT:]), FLOOR_SHARE * abs(level))
-    reading, findings = Reading(loss, level, sigma), []
     limits, slow_limits = Limits(SLACK, thresholds.sustained_height), Limits(SLACK_SLOW, thresholds.sustained_slow_height)
     fast, is_up = state.sustained.add(reading.z, step=step, limits=limits)
     slow, is_slowly_up = state.sustained_slow.add(reading.z, step=step, limits=slow_limits)
@@ -132,7 +139,7 @@ def sustained(
         ("sustained_loss_slow", is_slowly_up, slow, slow_limits.height),
     ):
         if speaks and name in rules:
-            told = f"the loss has stayed above its level of {level:.4g} since step {cusum.onset_step}"
+            told = f"the loss has stayed above its level of {reading.level:.4g} since step {cusum.onset_step}"
             evidence = {**reading.evidence(), "cusum": cusum.total, "height": height}
             findings.append(Finding(name, rules[name], told, cusum.onset_step, evidence))
     return replace(state, sustained=fast, sustained_slow=slow), findings

@@ -12,6 +12,7 @@ from surefoot.monitor.detectors.classics import ClassicState, watch_classics
 from surefoot.monitor.detectors.loss import LossState, outlier, read_loss, sustained, take_loss
 from surefoot.monitor.detectors.norms import NormState, read_norm, take_norm, watch_norm
 from surefoot.monitor.detectors.observation import Observation
+from surefoot.monitor.detectors.plateau import PlateauState, watch_plateau
 from surefoot.monitor.detectors.ranks import RankState, watch_ranks
 from surefoot.monitor.detectors.rates import watch_rate
 from surefoot.monitor.detectors.state import DetectorState
@@ -56,7 +57,7 @@ def observe(
 
 def rebased(state: DetectorState) -> DetectorState:
     """What is no measure any more is forgotten; rates and advisory signals are told apart by their own rules."""
-    return replace(state, loss=LossState(), norm=NormState(), ranks=RankState(), classic=ClassicState())
+    return replace(state, loss=LossState(), norm=NormState(), ranks=RankState(), classic=ClassicState(), plateau=PlateauState())
 
 
 def nonfinite(observation: Observation, *, rules: Mapping[str, Asks]) -> Finding | None:
@@ -131,7 +132,10 @@ def _watch_rest(
         thresholds=thresholds,
         frozen=frozen,
     )
-    return replace(state, signals=signals, classic=classic), [*findings, *found]
+    if frozen:
+        return replace(state, signals=signals, classic=classic), [*findings, *found]
+    plateau, flat = watch_plateau(state.plateau, observation.loss, step=step, rules=rules)
+    return replace(state, signals=signals, classic=classic, plateau=plateau), [*findings, *found, *flat]
 
 
 def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ from surefoot.monitor.detectors.cusum import Cusum
 from surefoot.monitor.detectors.loss import LossState, loss_state
 from surefoot.monitor.detectors.norms import NUM_KEPT as NUM_NORMS
 from surefoot.monitor.detectors.norms import NormState
+from surefoot.monitor.detectors.plateau import PlateauState
 from surefoot.monitor.detectors.ranks import RankState
 from surefoot.monitor.detectors.rates import RateState
 from surefoot.monitor.detectors.robust import window_of
@@ -32,6 +33,17 @@ class DetectorState:
     rate: RateState = field(default_factory=RateState)
     signals: Mapping[str, Advice] = field(default_factory=dict)
     classic: ClassicState = field(default_factory=ClassicState)
+    plateau: PlateauState = field(default_factory=PlateauState)
+
+    @property
+    def loss_is_high(self) -> bool:
+        """Whether a sum of tier 2 has spoken and has not come down since."""
+        return bool(self.loss.sustained.told or self.loss.sustained_slow.told)
+
+    def losses_before(self, onset_step: int, *, step: int) -> tuple[float, ...]:
+        """The losses before `onset_step`, newest last, in the state that was there before `step`: for the forecast of a spike."""
+        since = max(0, step - onset_step)
+        return self.loss.values[: len(self.loss.values) - since] if since else self.loss.values
 
     def to_json(self) -> dict[str, Any]:
         """Numbers in lists; what is not known is null. Orders of windows are not kept: they follow."""
@@ -46,6 +58,7 @@ class DetectorState:
             ],
             "rate": [rate.step, _number(rate.lr), rate.growth],
             "signals": {name: [list(advice.values.values), _sums([advice.cusum])] for name, advice in self.signals.items()},
+            "plateau": [list(self.plateau.losses), list(self.plateau.blocks), self.plateau.is_told],
             "classic": [list(classic.losses), list(classic.norms), classic.spike_step, _number(classic.before)],
         }
 
@@ -61,6 +74,7 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
     logs, (level,) = value["norm"]
     num, centres, norm_spread, loss_spread, *sums = value["ranks"]
     step, lr, growth = value["rate"]
+    block, blocks, is_told = value["plateau"]
     old_losses, old_norms, spike_step, before = value["classic"]
     return DetectorState(
         loss=loss_state(count=int(count), values=losses, sustained=_cusum(fast), sustained_slow=_cusum(slow)),
@@ -75,6 +89,7 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
         rate=RateState(int(step), _known(lr), float(growth)),
         signals={name: Advice(window_of(values, size=NUM_ADVICE), _cusum(cusum)) for name, (values, (cusum,)) in value["signals"].items()},
         classic=ClassicState(tuple(old_losses), tuple(old_norms), int(spike_step), _known(before)),
+        plateau=PlateauState(tuple(block), tuple(blocks), bool(is_told)),
     )
 
 
