@@ -122,7 +122,7 @@ def page_of(told: Calibration, *, budget: float, chosen: bool) -> list[str]:
         )
     lines.append(f"those that act, {', '.join(told.acting)}: {told.acting_per_10k:.2f} false alarms per 10,000 rows")
     lines.append(
-        f"suggested: the smallest threshold with at most {budget:g} per 10,000 rows of this table; not less than is safe elsewhere"
+        f"suggested: the smallest threshold with at most {budget:g} per 10,000 rows of this table, which says nothing of other runs"
     )
     for one in told.detectors:
         if one.alarms:

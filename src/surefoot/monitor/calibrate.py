@@ -21,7 +21,7 @@ from surefoot.monitor.detectors.norms import SLACK as SLACK_NORM
 from surefoot.monitor.detectors.norms import read_norm
 
 EPISODE_STEPS = 100
-HEALTHY_FROM_STEP = 1000
+HEALTHY_STEPS = 1000
 NUM_PLACES = 12
 MIN_ROWS_AFTER = 200
 """Rows behind a place that a fault is put into, at least."""
@@ -69,6 +69,7 @@ FAULTS: tuple[Injected, ...] = (
     Injected("loss +0.1", 200, _lifted(0.1)),
     Injected("loss +0.2", 200, _lifted(0.2)),
     Injected("loss +0.3 per 1000 rows", 600, lambda seen, age: replace(seen, loss=seen.loss + 3e-4 * (age + 1))),
+    Injected("loss +0.3 once", 1, _lifted(0.3, 1)),
     Injected("loss +0.5 once", 1, _lifted(0.5, 1)),
     Injected("grad_norm x1.5", 200, _grown(1.5), on_norm=True),
     Injected("grad_norm x10 once", 1, _grown(10.0, 1), on_norm=True),
@@ -78,7 +79,7 @@ FAULTS: tuple[Injected, ...] = (
 MEANT_FOR: Mapping[str, str] = {
     "nonfinite": "loss nan once",
     "outlier_loss": "loss +0.5 once",
-    "outlier_loss_mild": "loss +0.5 once",
+    "outlier_loss_mild": "loss +0.3 once",
     "sustained_loss": "loss +0.1",
     "sustained_loss_slow": "loss +0.05",
     "grad_level": "grad_norm x1.5",
@@ -148,9 +149,8 @@ class _Pass:
 
 
 def healthy_start(series: Series) -> int:
-    """Step 1000, or that of the row behind the first third where the series is too short to leave two thirds behind it."""
-    third = series.steps[len(series.steps) // 3]
-    return min(HEALTHY_FROM_STEP, third)
+    """1000 steps after the first, or the step behind a third of a shorter series."""
+    return min(series.steps[0] + HEALTHY_STEPS, series.steps[len(series.steps) // 3])
 
 
 def calibrate(
@@ -164,12 +164,13 @@ def calibrate(
     seen = _pass(series, rules=everything, thresholds=thresholds, keep=frozenset(places))
     powers = _powers(series, seen, names=names, places=places, rules=everything, thresholds=thresholds)
     num_healthy = len(series.steps) - first
-    spacing = _spacing(series.steps)
+    allowed, gap = math.floor(budget_per_10k * num_healthy / 1e4), math.ceil(EPISODE_STEPS / _spacing(series.steps))
     detectors = []
     for name in names:
         alarms = episodes(seen.alarms.get(name, ()))
         num_false = sum(step >= from_step for step in alarms)
         setting = SETTINGS.get(name)
+        scores = seen.scores[name][first:] if name in seen.scores else []
         detectors.append(
             Calibrated(
                 name=name,
@@ -179,13 +180,7 @@ def calibrate(
                 per_10k=_per_10k(num_false, num_healthy),
                 powers=powers.get(name, {}),
                 threshold=getattr(thresholds, setting) if setting else None,
-                suggested=_suggested(
-                    seen.scores[name][first:],
-                    allowed=math.floor(budget_per_10k * num_healthy / 1e4),
-                    gap=math.ceil(EPISODE_STEPS / spacing),
-                )
-                if name in seen.scores
-                else None,
+                suggested=_suggested(scores, allowed=allowed, gap=gap),
             )
         )
     acts = tuple(name for name in names if acting.get(name) in ACTS)
