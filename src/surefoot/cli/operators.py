@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ SCHEMA_VERSION = 1
 _LOOK_S = 0.1
 _EVENTS = (
     *(Event.ORDER_TAKEN, Event.ORDER_REFUSED, Event.RUN_PAUSED, Event.RUN_UNPAUSED, Event.RUN_LEFT, Event.RUN_HALTED),
-    *(Event.CHECKPOINT_COMMITTED, Event.CHECKPOINT_ADOPTED, Event.RUN_ROLLED_BACK, Event.ATTEMPT_STARTED),
+    *(Event.CHECKPOINT_COMMITTED, Event.CHECKPOINT_ADOPTED, Event.RUN_ROLLED_BACK, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED),
 )
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
@@ -147,6 +148,14 @@ class Desk:
                 return entry
         raise AssertionError("the entries of a ledger have no end")
 
+    def entries_after(self, entry: LedgerEntry, events: Sequence[Event], *, number: int) -> list[LedgerEntry]:
+        """The first `number` of these `events` behind `entry`. Raises as `until`."""
+        found: list[LedgerEntry] = []
+        while len(found) < number:
+            last = found[-1] if found else entry
+            found.append(self.until(partial(_follows, last, events)))
+        return found
+
     def until_gone(self) -> None:
         """Raises SurefootError when the job is still there at the end of the wait."""
         while self._is_live():
@@ -189,3 +198,7 @@ class Desk:
                 limit=self._wait_s,
             )
         self._clock.sleep(_LOOK_S)
+
+
+def _follows(last: LedgerEntry, events: Sequence[Event], entry: LedgerEntry) -> bool:
+    return entry.event in events and entry.seq > last.seq

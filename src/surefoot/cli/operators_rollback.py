@@ -22,6 +22,7 @@ from surefoot.observe.run_dir import CONFIG_NAME
 from surefoot.observe.wishes import standing_at, why_confirm
 
 _LEASE_S = 30.0  # it is held for milliseconds
+_LEFT_OUT = (Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
 _STEPS = re.compile(r"(\d+):(\d+)")
 
 
@@ -47,9 +48,13 @@ def go_back_live(wanted: GoBack, *, job: LockRecord, wait: bool, wait_s: float) 
         return told
     taken = desk.answer()
     back = desk.until(lambda entry: entry.event == Event.RUN_ROLLED_BACK and entry.seq > taken.seq)
+    answers = desk.entries_after(back, _LEFT_OUT, number=len(blocks))  # in the order in which they were asked for
+    refused = [answer.reason for answer in answers if answer.event == Event.BLOCK_REFUSED]
     name = str(taken.fields["checkpoint"])
     words = f"back at step {back.step}, checkpoint {name}, attempt {back.attempt}: {taken.step - back.step} steps were given up"
-    return desk.told(back, words, more={"from_step": taken.step, "checkpoint": desk.checkpoint(name), "left_out": _names(blocks)})
+    words += "".join(f"\nnot left out: {why}" for why in refused)
+    more = {"from_step": taken.step, "checkpoint": desk.checkpoint(name), "left_out": _names(blocks), "refused": refused}
+    return desk.told(back, words, more=more)
 
 
 def wish_to_go_back(wanted: GoBack) -> Told:
