@@ -4,9 +4,10 @@ import json
 import logging
 import os
 import resource
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -20,6 +21,8 @@ from surefoot.core.records import StepReport
 from surefoot.observe.metrics import STEP_SCHEMA, MetricsWriter, compact, read_steps
 
 Report = Callable[..., StepReport]
+
+FROZEN = Path(__file__).parent / "frozen"
 
 
 def writer(run_dir: Path, *, generation: int = 1, rows_per_segment: int = 4096) -> MetricsWriter:
@@ -40,13 +43,20 @@ def write_steps(out: MetricsWriter, report: Report, first: int, last: int, **giv
 
 
 def test_the_schema_holds_every_field_of_a_report() -> None:
-    arrow = {int: pa.int64(), float: pa.float64(), str: pa.utf8()}
+    arrow: dict[Any, pa.DataType] = {
+        int: pa.int64(),
+        float: pa.float64(),
+        str: pa.utf8(),
+        tuple[float, ...]: pa.list_(pa.float64()),
+        tuple[int, ...]: pa.list_(pa.int64()),
+        Mapping[str, float]: pa.map_(pa.utf8(), pa.float64()),
+    }
     hints = get_type_hints(StepReport)
     wanted = {}
     for item in fields(StepReport):
         hint = hints[item.name]
-        kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
-        wanted[item.name] = arrow[kinds[0]]
+        known = [kind for kind in (hint, *get_args(hint)) if kind in arrow]
+        wanted[item.name] = arrow[known[0]]
     found = {item.name: item.type for item in STEP_SCHEMA}
     assert found == {**wanted, "time_utc": pa.timestamp("ms", tz="UTC"), "mono_s": pa.float64()}
     assert STEP_SCHEMA.metadata == {b"surefoot.format_version": b"1"}
@@ -55,12 +65,27 @@ def test_the_schema_holds_every_field_of_a_report() -> None:
 def test_rows_read_back_as_they_were_written(tmp_path: Path, report: Report) -> None:
     clock = ManualClock(now_s=2.5)
     out = MetricsWriter(tmp_path, generation=3, clock=clock)
-    written = report(7, generation=3, attempt=2, val_loss=4.5, saved="s7-a2", loss=float("inf"))
+    by_name: dict[str, Any] = {"rank_norms": (0.5, float("inf")), "rank_tokens": (3, 4), "probes": {"log_z": 1.5, "act_rms:blocks.0": 0.25}}
+    written = report(7, generation=3, attempt=2, val_loss=4.5, saved="s7-a2", loss=float("inf"), **by_name)
     out.write(written)
     (row,) = read_steps(tmp_path).to_pylist()
     assert (row.pop("time_utc").isoformat(), row.pop("mono_s")) == ("2026-01-01T00:00:02.500000+00:00", 2.5)
-    assert row == {item.name: getattr(written, item.name) for item in fields(StepReport)}
+    as_read = {tuple: list, dict: lambda value: list(value.items())}
+    values = {item.name: getattr(written, item.name) for item in fields(StepReport)}
+    for name in ("rank_losses", "rank_tokens", "rank_norms", "group_norms", "update_ratios", "probes"):
+        values[name] = as_read[type(values[name])](values[name]) or None
+    assert row == values
     assert out.dropped == 0
+
+
+def test_a_segment_of_the_first_release_reads_beside_one_of_today(tmp_path: Path, report: Report) -> None:
+    (tmp_path / "metrics").mkdir()
+    shutil.copy(FROZEN / "steps-g1-1.arrows", tmp_path / "metrics")
+    write_steps(writer(tmp_path, generation=2), report, 3, 3, generation=2, probes={"log_z": 1.5})
+    expected = [(1, 5.5, None), (2, 5.25, None), (3, 4.997, [("log_z", 1.5)])]
+    assert [(row["step"], row["loss"], row["probes"]) for row in read_steps(tmp_path).to_pylist()] == expected
+    assert compact(tmp_path) is not None
+    assert [(row["step"], row["loss"], row["probes"]) for row in read_steps(tmp_path).to_pylist()] == expected
 
 
 def test_a_run_without_metrics_has_no_rows(tmp_path: Path) -> None:
@@ -80,12 +105,13 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from surefoot.core.records import StepReport
 from surefoot.observe.metrics import MetricsWriter
 out = MetricsWriter(Path(sys.argv[1]), generation=1)
 for step in range(1, 51):
-    values = {item.name: 0 for item in fields(StepReport)} | {"action": "proceed", "saved": None, "step": step}
+    needed = [item.name for item in fields(StepReport) if item.default is MISSING and item.default_factory is MISSING]
+    values = dict.fromkeys(needed, 0) | {"action": "proceed", "step": step}
     out.write(StepReport(**values))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -249,13 +275,13 @@ def test_a_damaged_parquet_file_is_said_and_left_out(tmp_path: Path, report: Rep
 
 def test_columns_of_other_releases_are_kept(tmp_path: Path, report: Report) -> None:
     write_steps(writer(tmp_path), report, 1, 1)
-    later = STEP_SCHEMA.append(pa.field("mfu", pa.float64())).remove(STEP_SCHEMA.get_field_index("cpu_s"))
-    row: dict[str, Any] = {**read_steps(tmp_path).to_pylist()[0], "step": 2, "generation": 2, "mfu": 0.4}
+    later = STEP_SCHEMA.append(pa.field("not_yet", pa.float64())).remove(STEP_SCHEMA.get_field_index("cpu_s"))
+    row: dict[str, Any] = {**read_steps(tmp_path).to_pylist()[0], "step": 2, "generation": 2, "not_yet": 0.4}
     with pa.OSFile(str(tmp_path / "metrics" / "steps-g2-1.arrows"), "wb") as file, pa.ipc.new_stream(file, later) as stream:
         stream.write_batch(pa.RecordBatch.from_pylist([row], schema=later))
-    assert [(row["mfu"], row["cpu_s"]) for row in read_steps(tmp_path).to_pylist()] == [(None, 2.0), (0.4, None)]
+    assert [(row["not_yet"], row["cpu_s"]) for row in read_steps(tmp_path).to_pylist()] == [(None, 2.0), (0.4, None)]
     compact(tmp_path)
-    assert [(row["mfu"], row["cpu_s"]) for row in read_steps(tmp_path).to_pylist()] == [(None, 2.0), (0.4, None)]
+    assert [(row["not_yet"], row["cpu_s"]) for row in read_steps(tmp_path).to_pylist()] == [(None, 2.0), (0.4, None)]
 
 
 def test_a_reader_is_right_while_another_process_compacts(tmp_path: Path, report: Report) -> None:
