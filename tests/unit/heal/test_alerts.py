@@ -122,8 +122,8 @@ def test_kinds(event: Event, rule: str, fields: dict[str, object], kind: str | N
 def test_every_event_that_is_told_exists_and_every_kind_is_reached() -> None:
     assert {event.value for event in Event} >= EVENTS
     story = Story()
-    stops = [{"kind": "stop", "exit_code": code} for code in (7, 93)]
-    rules = [{"rule": rule, "asks": "skip"} for rule in ("outlier_loss", "canary_rise", "replica_differs")]
+    stops: list[dict[str, object]] = [{"kind": "stop", "exit_code": code} for code in (7, 93)]
+    rules: list[dict[str, object]] = [{"rule": rule, "asks": "skip"} for rule in ("outlier_loss", "canary_rise", "replica_differs")]
     reached = {
         kind_of(story.tell(Event(event), rule=rule, fields=fields))
         for event in EVENTS
