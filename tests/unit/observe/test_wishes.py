@@ -9,7 +9,7 @@ import pytest
 from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, LedgerEntry, Rung
 from surefoot.observe.lineage import Lineage
-from surefoot.observe.wishes import Wish, named_by_step, open_wish, why_confirm
+from surefoot.observe.wishes import Wish, named_by_step, open_wish, standing_at, why_confirm
 
 
 def entries(*told: tuple[Event, str]) -> list[LedgerEntry]:
@@ -95,3 +95,14 @@ def test_a_step_names_the_present_line_first() -> None:
     assert named_by_step(10, lineage(ref(5), given_up)) == given_up
     assert named_by_step(11, lineage(line)) is None
     assert named_by_step(10, replace(lineage(line), retired=frozenset({line.id}))) is None
+
+
+def test_going_back_to_a_step_leads_to_its_own_checkpoint_or_the_newest_good_one_before() -> None:
+    damaged = replace(ref(30), damaged=True)
+    of = lineage(ref(10), ref(20, suspect=True), damaged, ref(40), ref(35, attempt=2, abandoned=True))
+    led = {step: found.id if (found := standing_at(step, of)) else None for step in (5, 10, 15, 20, 25, 30, 33, 35, 99)}
+    assert led == {
+        **{5: None, 10: "s10-a1", 15: "s10-a1", 99: "s40-a1"},
+        **{20: "s20-a1", 30: "s30-a1", 35: "s35-a2"},  # named as they are; the person is asked again
+        **{25: "s10-a1", 33: "s10-a1"},  # nobody is led to one that is not good
+    }
