@@ -309,10 +309,12 @@ class MonitorSection:
         100, "replicas are compared, and a neighbour's atom is computed again, this often; 0 is off", unit="steps", low=0
     )
     outlier_sigmas: float = setting(
-        10.0, "outlier_loss: a single step this far above what its last 128 foretell; 0.1 false alarms in 10,000 healthy steps", low=3.0
+        10.0,
+        "outlier_loss: a single step this far above what its last 128 foretell, up to twice as far where their noise has heavy tails",
+        low=3.0,
     )
     mild_sigmas: float = setting(
-        7.5, "outlier_loss_mild, which only records: 1.8 in 10,000, and the lone outliers of public runs stand at 7.6 and more", low=3.0
+        7.5, "outlier_loss_mild, which only records: 1.4 in 10,000, and the lone outliers of public runs stand at 7.6 and more", low=3.0
     )
     joint_sigmas: float = setting(6.0, "outlier_loss_and_norm: loss and log gradient norm both this far up", low=3.0)
     sustained_height: float = setting(

@@ -254,7 +254,11 @@ class _Sums:
         self._slow = max(0.0, self._slow + z_level - SLACK_SLOW)
         self._level = max(0.0, self._level + _cut(z_norm) - SLACK_NORM)
         return {
-            **{"outlier_loss": z, "outlier_loss_mild": z, "outlier_loss_and_norm": min(z, z_norm)},
+            **{
+                "outlier_loss": z / single.tail if single is not None else 0.0,
+                "outlier_loss_mild": z,
+                "outlier_loss_and_norm": min(z, z_norm),
+            },
             **{"sustained_loss": self._fast, "sustained_loss_slow": self._slow},
             **{"grad_level": self._level, "grad_outlier": times, "grad_burst": times},
         }

@@ -22,24 +22,29 @@ NUM_KEPT, LAG, NUM_REFERENCE, NUM_REFERENCE_LEAST = 576, 64, 512, 64
 FLOOR_SHARE = 1e-3
 """Of the level: the noise of a batch of 0.5M tokens is 1.1%, so a hundred times larger batches are above it still."""
 
+TAIL_PLACE, TAIL_SIGMAS, MOST_TAIL = 3, 1.9, 2.0
+"""The third largest of 128 normal deviations lies at 2 sigma. Where it lies further out, as of Student's t, an outlier must too before it
+acts, up to twice: 10 MAD sigmas are exceeded 8 times in 10,000 at 3 degrees of freedom, and 2 times so. Two spikes move nothing."""
+
 CLIP_SIGMAS = 8.0
 """What lies further out enters the windows at this distance: it cannot hide the next one, and a level that is here to stay is learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Where a loss stood against what was expected of it, in nats."""
+    """Where a loss stood against what was expected of it, in nats. `tail`: how many times wider than normal the noise reaches upwards."""
 
     value: float
     level: float
     sigma: float
+    tail: float = 1.0
 
     @property
     def z(self) -> float:
         return (self.value - self.level) / self.sigma
 
     def evidence(self) -> dict[str, object]:
-        return {"value": self.value, "level": self.level, "sigma": self.sigma, "z": self.z}
+        return {"value": self.value, "level": self.level, "sigma": self.sigma, "tail": self.tail, "z": self.z}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,8 @@ def loss_state(*, count: int, values: Sequence[float], sustained: Cusum, sustain
     return LossState(count, tuple(values), reference, sustained, sustained_slow)
 
 
-def expected(values: Sequence[float]) -> tuple[float, float] | None:
-    """(level, sigma) of the next loss from the trailing ones; None when there are too few.
+def expected(values: Sequence[float]) -> tuple[float, float, float] | None:
+    """(level, sigma, tail) of the next loss from the trailing ones; None when there are too few.
 
     Where the loss falls, the level is that of a line: through the median of the newer half, with the slope between both halves or that
     within the newer one, whichever is less steep, since learning slows down. A loss that rises is no trend to follow. Sigma is by MAD
@@ -91,9 +96,10 @@ def expected(values: Sequence[float]) -> tuple[float, float] | None:
     start = newer - slope * middle
     if slope == 0.0:
         start = median(sorted(values))
-    deviations = sorted([abs(value - start - slope * place) for place, value in enumerate(values)])
+    deviations = [value - start - slope * place for place, value in enumerate(values)]
     level = start + slope * num
-    return level, max(SIGMA_OF_MAD * median(deviations), quantum(values), FLOOR_SHARE * abs(level))
+    sigma = max(SIGMA_OF_MAD * median(sorted(map(abs, deviations))), quantum(values), FLOOR_SHARE * abs(level))
+    return level, sigma, min(MOST_TAIL, max(1.0, sorted(deviations)[-TAIL_PLACE] / (TAIL_SIGMAS * sigma)))
 
 
 def read_loss(state: LossState, loss: float) -> Reading | None:
@@ -114,7 +120,7 @@ def outlier(step: int, loss: Reading, *, norm_z: float, rules: Mapping[str, Asks
     """The gravest thing that tier 1 says of one step."""
     z = loss.z
     told = f"the loss {loss.value:.4g} is {z:.1f} sigma above {loss.level:.4g}, expected from the last {NUM_RECENT} steps"
-    if z > thresholds.outlier_sigmas and "outlier_loss" in rules:
+    if z > thresholds.outlier_sigmas * loss.tail and "outlier_loss" in rules:
         return Finding("outlier_loss", rules["outlier_loss"], told, step, loss.evidence())
     if min(z, norm_z) > thresholds.joint_sigmas and "outlier_loss_and_norm" in rules:
         told = f"{told}; the gradient norm is {norm_z:.1f} sigma up"
