@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
+from surefoot.core.errors import SurefootError
 from surefoot.core.records import LedgerEntry
-from surefoot.heal.incident import incident_of
+from surefoot.heal.incident import episode_of, incident_of
+from surefoot.observe.ledger import read_ledger
 
 logger = logging.getLogger(__name__)
 
 INCIDENT_NAME = "incident.json"
 
 
-def write_incident(run_dir: Path, entries: Sequence[LedgerEntry], *, episode: str) -> Path | None:
-    """Local, for rank 0. Never raises into the step: the ledger holds all of it, and `surefoot triage --incident` tells it from there."""
-    record = incident_of(entries, episode)
-    if record is None:
+def write_incident(ledger: Path, entry: LedgerEntry) -> Path | None:
+    """Local, for rank 0, after `entry` stands in `ledger`; does nothing when it moves no episode.
+
+    Never raises into the step: the ledger holds all of it, and `surefoot triage RUN --incident ID` tells it from there.
+    """
+    episode = episode_of(entry)
+    if not episode:
         return None
-    path = run_dir / "incidents" / episode / INCIDENT_NAME
+    path = ledger.parent / "incidents" / episode / INCIDENT_NAME
     try:
+        record = incident_of(read_ledger(ledger, up_to_damage=True), episode)
+        if record is None:
+            return None
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, strict_json.dumps(record, indent=2))
-    except OSError as error:
+    except (OSError, SurefootError) as error:
         logger.warning("%s could not be written: %s", path, error)
         return None
     return path

@@ -32,6 +32,14 @@ def episode_ids(entries: Iterable[LedgerEntry]) -> list[str]:
     return [f"e{entry.seq}" for entry in entries if entry.event == Event.EPISODE_OPENED]
 
 
+def episode_of(entry: LedgerEntry) -> str:
+    """The episode that `entry` moves; empty when it moves none."""
+    if entry.event == Event.EPISODE_OPENED:
+        return f"e{entry.seq}"
+    moves = (Event.EPISODE_DIAGNOSED, Event.EPISODE_CLOSED, Event.RUN_ROLLED_BACK)
+    return str(entry.fields.get("episode") or "") if entry.event in moves else ""
+
+
 def incident_of(entries: Sequence[LedgerEntry], episode: str) -> dict[str, Any] | None:
     """What the ledger tells of `episode`; None when it opened none of that id."""
     opened = next((entry for entry in entries if entry.event == Event.EPISODE_OPENED and f"e{entry.seq}" == episode), None)

@@ -244,6 +244,7 @@ def _evidence(signs: Signs, facts: Facts, diagnosed: Diagnosed | None) -> dict[s
     before = [value for step in steps if (value := _number(facts.rows.get(step, {}), "loss")) is not None]
     told: dict[str, Any] = {"last_step": signs.last_step, "rules": list(signs.rules), "ranks": list(signs.ranks)}
     told["loss"], told["grad_norm"] = _number(row, "loss"), _number(row, "grad_norm")
+    told |= {name: row[name] for name in ("rank_losses", "rank_norms") if row.get(name)}
     told["loss_before"] = sorted(before)[len(before) // 2] if before else None
     told["findings"] = [
         {"seq": entry.seq, "step": step_of(entry), "rule": rule_of(entry), "reason": entry.reason, "action": entry.fields.get("action")}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from surefoot.core.clock import ManualClock
 from surefoot.core.events import Event
 from surefoot.guard.incident import write_incident
 from surefoot.heal.incident import episode_ids, incident_of
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from tests.unit.heal.ledgers import Story
 
 
@@ -42,14 +44,23 @@ def test_an_open_episode_and_a_closed_one() -> None:
     assert 8 not in [one["seq"] for one in told["findings"]]
 
 
-def test_its_file_is_written_anew_each_time(tmp_path: Path) -> None:
-    story = story_of_an_episode()
-    path = write_incident(tmp_path, story.entries, episode="e3")
-    assert path == tmp_path / "incidents" / "e3" / "incident.json"
+def test_its_file_is_renewed_by_each_line_that_moves_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / LEDGER_NAME, clock=ManualClock(), by="rank 0")
+
+    def tell(event: Event, **fields: object) -> Path | None:
+        return write_incident(ledger.path, ledger.append(event, generation=1, attempt=1, step=41, reason="high", fields=fields))
+
+    assert tell(Event.ANOMALY_FOUND, rule="sustained_loss", of_step=42) is None
+    path = tell(Event.EPISODE_OPENED, onset_step=40, detected_step=42)
+    assert path == tmp_path / "incidents" / "e2" / "incident.json"
     assert json.loads(path.read_text())["state"] == "open"
-    story.tell(Event.EPISODE_CLOSED, fields={"episode": "e3"})
-    write_incident(tmp_path, story.entries, episode="e3")
+    assert tell(Event.CHECKPOINT_COMMITTED) is None
+    assert tell(Event.EPISODE_CLOSED, episode="e2") == path
     assert json.loads(path.read_text())["state"] == "closed"
-    assert write_incident(tmp_path, story.entries, episode="e4") is None
-    (tmp_path / "other").write_text("")
-    assert write_incident(tmp_path / "other", story.entries, episode="e3") is None  # a place that cannot be written to stops nothing
+    assert tell(Event.EPISODE_CLOSED, episode="e99") is None
+
+
+def test_a_place_that_cannot_be_written_to_stops_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / LEDGER_NAME, clock=ManualClock(), by="rank 0")
+    (tmp_path / "incidents").write_text("a file where the folder should be")
+    assert write_incident(ledger.path, ledger.append(Event.EPISODE_OPENED, generation=1, attempt=1, step=41)) is None
