@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from surefoot.checkpoint.retention import boundaries, remove, retire
 from surefoot.checkpoint.upload import Committed, NotCommitted, ReadBack
+from surefoot.core.detection import slowest_detection_steps
 from surefoot.core.errors import PeerLost, SurefootError
 from surefoot.core.events import Event
+from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_lineage
@@ -29,6 +31,7 @@ class Account:
     def __init__(self, ledger: Ledger, *, config: RunConfig, root: Path, generation: Callable[[], int]) -> None:
         self._ledger = ledger
         self._section = config.checkpoint
+        self._cover_steps = max(config.checkpoint.cover_steps, slowest_detection_steps(config))
         self._boundaries = boundaries(config)
         self._root = root
         self._generation = generation
@@ -83,15 +86,16 @@ class Account:
 
     def _retire_old(self) -> None:
         """Ledgered before the files go, so that no restore ever tries one that is half gone. A failed deletion is said and left."""
-        lineage = fold_lineage(read_ledger(self._ledger.path))
+        entries = read_ledger(self._ledger.path)
+        lineage = fold_lineage(entries)
         standing = [ref for ref in lineage.refs if ref.id not in lineage.retired]
         section, counters = self._section, lineage.counters
         for gone in retire(
             standing,
             keep_last=section.keep_last,
             milestone_steps=section.milestone_steps,
-            boundaries=self._boundaries,
-            cover_steps=section.cover_steps,
+            boundaries=self._boundaries | trusted_steps(entries),
+            cover_steps=self._cover_steps,
         ):
             self._ledger.append(
                 Event.CHECKPOINT_RETIRED,
@@ -103,3 +107,17 @@ class Account:
                 fields={"id": gone.id},
             )
             remove(self._root, gone.id, generation=self._generation())
+
+
+def trusted_steps(entries: Sequence[LedgerEntry]) -> frozenset[int]:
+    """Pure. Steps up to which the state was found well, of audits that found it ill since the last roll-back: the way back from there.
+
+    However long the run goes on after such a finding, what leads to before it is kept.
+    """
+    steps: set[int] = set()
+    for entry in entries:
+        if entry.event == Event.RUN_ROLLED_BACK:
+            steps.clear()
+        elif entry.event == Event.ANOMALY_FOUND and isinstance(evidence := entry.fields.get("evidence"), Mapping):
+            steps.update([clean] if isinstance(clean := evidence.get("last_clean_step"), int) else [])
+    return frozenset(steps)
