@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from surefoot.config.check import Refused, checked
 from surefoot.config.document import Document, Given, given_by_file, given_by_overrides, lists_given, read_document, show
-from surefoot.config.names import explain_unknown_key, nearest
+from surefoot.config.names import explain_unknown_key, explain_value, nearest
 from surefoot.config.presets import PRESETS
 from surefoot.config.problems import Problem, as_error
 from surefoot.config.rules import broken_rules, questionable
@@ -98,8 +97,7 @@ class _Reader:
         try:
             value = checked(setting, given.value)
         except Refused as wanted:
-            is_finite = not isinstance(given.value, float) or math.isfinite(given.value)
-            hint = "" if is_finite else "nan and inf are refused everywhere"
+            hint = explain_value(path, given.value)
             self.problems.append(Problem(given.where, f"{path}: got {show(given.value)}, wanted {wanted}", hint))
             return setting.default
         if setting.is_path:

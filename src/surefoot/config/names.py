@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from surefoot.config.schema import NOT_IN_THIS_RELEASE, every_setting, sections, sections_with, settings_of, table_lists
+
+_FLOAT8 = ("float8", "fp8")
 
 
 def nearest(name: str, *, choices: Iterable[str]) -> str | None:
@@ -42,6 +45,15 @@ def explain_unknown_key(section: str, key: str, *, settings: Iterable[str] | Non
     if elsewhere:
         return what, f"did you mean {elsewhere} in {_list_sections(sections_with(elsewhere))}?"
     return what, f"its keys are {', '.join(known)}" if known else "it has no settings in this release"
+
+
+def explain_value(path: str, value: object) -> str:
+    """A hint for a value that its setting does not take; empty where what was wanted says it all."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan and inf are refused everywhere"
+    if path == "train.precision" and isinstance(value, str) and value.lower() in _FLOAT8:
+        return "float8 is not in this release: each product needs scales for its operands, which would be state; docs/precision.md"
+    return ""
 
 
 def _owners(key: str) -> list[str]:

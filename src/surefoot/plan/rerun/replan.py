@@ -88,7 +88,7 @@ class Replan:
 def replan(facts: RunFacts, cluster: Cluster, *, law: Law) -> Replan:
     """`cluster` gives what a run cannot measure: prices, the accelerator's data sheet, how late detectors speak."""
     config, sizes, layout = facts.config, facts.sizes, facts.layout
-    cluster = replace(cluster, num_devices=layout.num_devices, dtype="bf16" if config.train.precision == "bf16" else "fp32")
+    cluster = replace(cluster, num_devices=layout.num_devices, dtype=config.train.precision)
     work = Workload(sizes, config.data.seq_len, config.train.global_batch_size, dtypes=dtypes_of(cluster.dtype))
     tokens = float(_num_samples(config) * config.data.seq_len)
     cost = training_cost(sizes, tokens=tokens, seq_len=config.data.seq_len)

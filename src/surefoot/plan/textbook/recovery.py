@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from surefoot.core.canary_cost import canary_share
 from surefoot.plan.failures.checkpoint_sizes import checkpoint_bytes, save_times, saved_bytes
 from surefoot.plan.failures.interval import SECONDS_PER_DAY, young_s
 from surefoot.plan.failures.rates import LLAMA_3
@@ -169,11 +170,8 @@ def _hundred_steps() -> Row:
 
 
 def _canary_cost() -> Row:
-    def share(tokens: float, *, step_tokens: float, every: int = 100) -> float:
-        return tokens / 3.0 / (every * step_tokens)  # a forward is a third of training
-
-    small = [share(128 * 1024, step_tokens=step) for step in (1e6, 800e3)]
-    many = [share(512 * 4096, step_tokens=1e6), share(2048 * 4096, step_tokens=800e3)]
+    small = [canary_share(128 * 1024, interval_steps=100, tokens_per_step=step) for step in (1e6, 800e3)]
+    many = [canary_share(num * 4096, interval_steps=100, tokens_per_step=step) for num, step in ((512, 1e6), (2048, 800e3))]
     return Row(
         "cost-of-a-canary",
         "A canary of 512 to 2,048 examples each 100 steps costs 0.1%, at 128K tokens",
