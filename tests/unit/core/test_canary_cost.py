@@ -46,4 +46,4 @@ def test_what_is_held_out_may_be_less() -> None:
 
 @pytest.mark.parametrize("off", [{"interval_steps": 0}, {"num_tokens": 0}])
 def test_it_can_be_left_out(off: dict[str, int]) -> None:
-    assert canary_samples(replace(CANARY, **off), TRAIN, seq_len=256) == 0  # type: ignore[arg-type]
+    assert canary_samples(replace(CANARY, **off), TRAIN, seq_len=256) == 0
