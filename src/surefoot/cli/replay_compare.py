@@ -74,7 +74,7 @@ def compare_step(was: Mapping[str, Any], now: Mapping[str, Any] | None) -> Diffe
     if now is None:
         return Difference(step, attempt, "step", "computed", "not reached", None)
     for name in COUNTS:
-        if was[name] != now[name]:
+        if _done(was[name]) != _done(now[name]):
             return Difference(step, attempt, name, was[name], now[name], None)
     for name in FIGURES:
         if not _same(was[name], now[name]):
@@ -87,6 +87,11 @@ def relative_difference(recorded: float, replayed: float) -> float:
     if not (math.isfinite(recorded) and math.isfinite(replayed)):
         return math.inf
     return abs(replayed - recorded) / max(abs(recorded), 1e-300)
+
+
+def _done(value: object) -> object:
+    """A step at which the run paused was skipped, and a replay goes on."""
+    return "skip" if value == "pause" else value
 
 
 def _same(one: float, other: float) -> bool:

@@ -55,6 +55,8 @@ def test_a_step_that_is_skipped_by_order_may_have_other_figures_but_no_other_sam
     same = compare_steps(recorded, by_step(row(1, action="skip")), steps=range(1, 2), skipped={1})
     assert (same.first, same.gone) == (None, (1,))
     assert compare_steps(recorded, recorded, steps=range(1, 2), skipped={1}).gone == ()
+    paused = by_step(row(1, loss=NAN, grad_norm=NAN, action="pause"))
+    assert compare_steps(paused, recorded, steps=range(1, 2), skipped={1}).first is None
     for now in (row(1), row(1, action="skip", next_sample=5), row(1, action="skip", num_live_tokens=63)):
         assert compare_steps(recorded, by_step(now), steps=range(1, 2), skipped={1}).first is not None
 

@@ -106,7 +106,7 @@ def test_a_backward_is_named_by_the_output_whose_gradient_it_is() -> None:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch types it for any number
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
             return gradient * torch.inf
 
     made.get_submodule("blocks.1.feed_forward_norm").register_forward_pre_hook(lambda _, given: (Bad.apply(given[0]),))  # type: ignore[no-untyped-call]
