@@ -18,6 +18,7 @@ import pytest
 
 from surefoot.cli.main import run
 from surefoot.core.records import LedgerEntry
+from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.control import CONTROL_NAME
 from surefoot.observe.ledger import manifest_positions, read_ledger, verify_ledger
 from surefoot.observe.live import read_live
@@ -124,9 +125,8 @@ def test_a_live_run_follows_its_operators_and_a_pause_outlives_its_ranks(tmp_pat
         first = saved["step"] + 3
         back = job.order("rollback", "--to", str(saved["step"] + 1), "--skip", f"{first}:{first + 2}")
         assert (back["step"], back["checkpoint"]["id"]) == (saved["step"], saved["id"])
-        (block,) = [entry.fields["block"] for entry in job.entries("block.taken")]
-        assert block["samples"] == [4 * (first - 1), 4 * (first + 1)]
-        assert block["effective_sample"] == 4 * saved["step"]
+        (block,) = fold_blocks(read_ledger(job.dir / "ledger.jsonl")).blocks
+        assert (block.samples, block.effective_sample) == ((4 * (first - 1), 4 * (first + 1)), 4 * saved["step"])
         job.until(lambda: job.entries("replay.verified"))
         job.order("pause", "--reason", "again")
         live = read_live(job.dir)

@@ -20,16 +20,18 @@ def entries(*told: tuple[Event, dict[str, Any]], generation: int = 1) -> list[Le
     ]
 
 
-PAUSE_ORDER = (Event.ORDER_TAKEN, {"verb": "pause", "by": "ada@here"})
-PAUSED = (Event.RUN_PAUSED, {})
-HALTED = (Event.RUN_HALTED, {})
+Line = tuple[Event, dict[str, Any]]
+PAUSE_ORDER: Line = (Event.ORDER_TAKEN, {"verb": "pause", "by": "ada@here"})
+PAUSED: Line = (Event.RUN_PAUSED, {})
+HALTED: Line = (Event.RUN_HALTED, {})
 
 
 @pytest.mark.parametrize("holds", [(PAUSE_ORDER,), (PAUSED,), (HALTED,), (PAUSE_ORDER, PAUSED, HALTED)])
-def test_whatever_holds_a_run_back_is_over_when_a_person_says_so(holds: tuple[tuple[Event, dict[str, Any]], ...]) -> None:
+def test_whatever_holds_a_run_back_is_over_when_a_person_says_so(holds: tuple[Line, ...]) -> None:
     with pytest.raises(TrainingHalted, match="because"):
         refuse_halted(entries(*holds))
-    for over in ((Event.RUN_RELEASED, {}), (Event.RUN_UNPAUSED, {}), (Event.ORDER_TAKEN, {"verb": "resume"})):
+    released: tuple[Line, ...] = ((Event.RUN_RELEASED, {}), (Event.RUN_UNPAUSED, {}), (Event.ORDER_TAKEN, {"verb": "resume"}))
+    for over in released:
         assert standing_halt(entries(*holds, over)) is None
         assert standing_halt(entries(over, *holds)) is not None
 
