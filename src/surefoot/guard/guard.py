@@ -15,7 +15,7 @@ from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import EXIT_RETRY, ConfigError, SurefootError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, Stateful
+from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, RecomputePort, Stateful
 from surefoot.core.records import (
     Action,
     Go,
@@ -32,6 +32,7 @@ from surefoot.core.records import (
     StepReport,
 )
 from surefoot.core.sections import RunConfig
+from surefoot.guard.audit import Audit
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.columns import signal_columns
 from surefoot.guard.healing import Healer
@@ -100,6 +101,7 @@ class Guard:
         gradient_divisor: float = 1.0,
         script: Script | None = None,
         can_redo: bool = False,
+        recompute: RecomputePort | None = None,
         clock: Clock | None = None,
     ) -> None:
         if config.numerics.sums == "exact" and numerics is None:
@@ -183,7 +185,8 @@ class Guard:
             asked_to_leave=lambda: self._requests.reason,
             roll_back=self._recovery.roll_back,
         )
-        self._monitoring = Monitoring(self._state, config=config, evaluation=evaluation)
+        audit = Audit(self._state, config=config, world=self._world, recorder=self._recorder, recompute=recompute)
+        self._monitoring = Monitoring(self._state, config=config, evaluation=evaluation, audit=audit)
         self._healer = Healer(
             self._state,
             config=config,
@@ -237,6 +240,7 @@ class Guard:
             self._saver.get_ready()
         self._judge.get_ready()
         self._healer.take_up()
+        self._monitoring.get_ready()
         if self._is_foreign:
             self._say_what_is_missing()
         self._restored = True
@@ -352,6 +356,9 @@ class Guard:
             self._pace.committed(signals)
         # What a replay threw out is not kept, nor what only repeats another run.
         may_save = is_step and self._leave is None and not self._recovery.must_go_back and self._script is None
+        if may_save:
+            with self._times.measure("evaluate_s"):
+                self._monitoring.between_steps()
         held_out = self._evaluate_if_due() if may_save else None
         self._state.canary = held_out.loss if held_out is not None and math.isfinite(held_out.loss) else None
         if may_save and self._healer.episode is None and (due := self._saver.due(signals, auto_steps=self._pace.auto_steps)) is not None:

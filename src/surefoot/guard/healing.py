@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from surefoot.core.blocking import Block
 from surefoot.core.events import Event
-from surefoot.core.ports import DataPort
+from surefoot.core.ports import DataPort, SteerableData
 from surefoot.core.records import Action, Pause, Redo, RollBack, Signals, Verdict
 from surefoot.core.sections import RunConfig
 from surefoot.guard.monitoring import Monitoring
@@ -69,6 +69,7 @@ class Healer:
         axes = config.parallel
         # Figures move with their atoms where every rank is a data rank.
         self._can_rotate = axes.tp * axes.cp * axes.pp == 1 and world.size > 1 and isinstance(state.data, RotatingData)
+        self._can_skip = isinstance(state.data, SteerableData)
         self._episodes = Episodes()
         self._recheck: Recheck | None = None
         self._next: Again | None = None
@@ -142,6 +143,7 @@ class Healer:
             num_rollbacks=self._episodes.num_rollbacks(step=signals.step + 1, section=self._section),
             can_redo=self._section.recheck and self._can_redo and self._recheck is None,
             in_episode=self.episode is not None,
+            can_skip=self._can_skip,
             at_minimum_scale=signals.loss_scale_at_minimum,
             next_sample=self._state.data.next_sample,
             samples_per_step=self._config.train.global_batch_size,
@@ -162,7 +164,7 @@ class Healer:
         if recurs and step < episode.onset_step:
             return Pause("episode", f"{verdict.rule or 'something'} at step {step}, in a replay and before the onset of {episode.id}")
         rotated_says = None if recurs else self._rotated_says(episode)
-        says = follow(episode, step=step, recurs=recurs, can_rotate=self._can_rotate, rotated_says=rotated_says)
+        says = follow(episode, step=step, recurs=recurs, can_rotate=self._can_rotate, can_skip=self._can_skip, rotated_says=rotated_says)
         if isinstance(says, Again):
             self._next = says
             return RollBack(episode.onset_step - 1, "diagnose", None, episode.rule, says.reason)

@@ -8,15 +8,22 @@ from typing import Any
 
 from surefoot.core.records import Asks, Finding
 from surefoot.heal.policy import HealState, heal_state_from_json
+from surefoot.monitor.canary import CanaryState, canary_from_json
 from surefoot.monitor.detectors import DetectorState, state_from_json
+from surefoot.monitor.spikes import SpikeWatch, watch_from_json
 
 
 @dataclass
 class MonitorState:
-    """`pending` were made between two steps, by a canary or an audit, and are heard in the next judgement. `losses` are the newest ones."""
+    """`watch` is open while it is not known what became of a spike; `canary_anew`: a stage or batch began since the last canary.
+
+    `pending` were made between two steps, by a canary or an audit, and are heard in the next judgement. `losses` are the newest ones."""
 
     heal: HealState = field(default_factory=HealState)
     detectors: DetectorState = field(default_factory=DetectorState)
+    canary: CanaryState = field(default_factory=CanaryState)
+    canary_anew: bool = False
+    watch: SpikeWatch | None = None
     pending: tuple[Finding, ...] = ()
     losses: tuple[float, ...] = ()
 
@@ -24,6 +31,9 @@ class MonitorState:
         return {
             "heal": self.heal.as_json(),
             "detectors": self.detectors.to_json(),
+            "canary": self.canary.to_json(),
+            "canary_anew": self.canary_anew,
+            "watch": self.watch.to_json() if self.watch is not None else None,
             "pending": [asdict(finding) for finding in self.pending],
             "losses": list(self.losses),
         }
@@ -34,6 +44,9 @@ def monitor_state_from_json(value: Mapping[str, Any]) -> MonitorState:
     return MonitorState(
         heal=heal_state_from_json(value.get("heal", {})),
         detectors=state_from_json(value.get("detectors", {})),
+        canary=canary_from_json(value.get("canary", {})),
+        canary_anew=bool(value.get("canary_anew", False)),
+        watch=watch_from_json(value["watch"]) if value.get("watch") else None,
         pending=tuple(Finding(**{**found, "asks": Asks(found["asks"])}) for found in value.get("pending", ())),
         losses=tuple(map(float, value.get("losses", ()))),
     )

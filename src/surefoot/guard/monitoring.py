@@ -9,28 +9,41 @@ from surefoot.core.ports import CanaryPort, EvalPort
 from surefoot.core.records import Asks, Finding, Signals
 from surefoot.core.sections import RunConfig
 from surefoot.core.stages import stage_index, stages_of
+from surefoot.guard.audit import Audit
 from surefoot.guard.rechecking import named_ranks
 from surefoot.guard.state import TrainState
 from surefoot.monitor import detectors
+from surefoot.monitor.canary import hear
+from surefoot.monitor.spikes import follow, open_watch, outcome
 
 _TELL_EVERY_STEPS = 100
 """A rule that speaks at every step is told once in so many: the ledger is for people."""
+
+_OPENS_WATCH = frozenset({"outlier_loss", "outlier_loss_and_norm", "sustained_loss", "sustained_loss_slow", "loss_n_sigma"})
 
 
 class Monitoring:
     """One per guard, on every rank. All that outlives a step is in `TrainState.monitor`; what is looked at is the same on all ranks."""
 
-    def __init__(self, state: TrainState, *, config: RunConfig, evaluation: EvalPort | None) -> None:
+    def __init__(self, state: TrainState, *, config: RunConfig, evaluation: EvalPort | None, audit: Audit) -> None:
         self._state = state
         self._config = config
         self._evaluation = evaluation if isinstance(evaluation, CanaryPort) else None
+        self._audit = audit
         self._rules = detectors.bindings(config.monitor, config.heal)
         self._thresholds = detectors.thresholds_of(config.monitor)
-        self._seen: detectors.DetectorState | None = None
-        self._told: dict[str, int] = {}
         self._stages = stages_of(config)
-        self._first_sample = 0
+        self._seen: detectors.DetectorState | None = None
         self._findings: tuple[Finding, ...] = ()
+        self._told: dict[str, int] = {}
+        self._first_sample = 0
+        self._is_anew = False
+
+    def get_ready(self) -> None:
+        """Collective over the save group. After a restore."""
+        self._audit.get_ready()
+
+    # --- in a step ---
 
     def begin(self) -> None:
         """Local. Before the batch of a step is fetched: where it begins."""
@@ -38,31 +51,37 @@ class Monitoring:
 
     def look(self, signals: Signals) -> tuple[Finding, ...]:
         """Local. What the detectors say of this step, and what was found since the last. Nothing is remembered before `commit`."""
-        observation = detectors.observation_of(signals, step=signals.step + 1, rebased=self._begins_anew())
+        self._is_anew = self._begins_anew()
+        observation = detectors.observation_of(signals, step=signals.step + 1, rebased=self._is_anew)
+        monitor = self._state.monitor
         self._seen, findings = detectors.observe(
-            self._state.monitor.detectors, observation, self._rules, frozen=False, thresholds=self._thresholds
+            monitor.detectors, observation, self._rules, frozen=monitor.watch is not None and not self._is_anew, thresholds=self._thresholds
         )
-        self._findings = (*self._state.monitor.pending, *findings)
+        self._findings = (*monitor.pending, *findings)
         return self._findings
+
+    def commit(self, signals: Signals) -> None:
+        """Local. The computation that was looked at last is the one that counts."""
+        monitor = self._state.monitor
+        if self._seen is not None:
+            monitor.detectors = self._seen
+        self._seen = None
+        monitor.pending = ()
+        if self._is_anew:
+            monitor.watch, monitor.canary_anew = None, True
+        self._watch(signals)
 
     def ill_ranks(self) -> tuple[int, ...]:
         """Local. Those that the newest findings name."""
         return named_ranks(self._findings)
 
     def ask_canary(self) -> bool | None:
-        """Collective over the world. Whether the frozen set does worse than it did before; None where there is none to ask."""
-        return None
-
-    def commit(self, signals: Signals) -> None:
-        """Local. The computation that was looked at last is the one that counts."""
-        if self._seen is not None:
-            self._state.monitor.detectors = self._seen
-        self._state.monitor.pending = ()
-        self._seen = None
-
-    def hear(self, findings: Sequence[Finding]) -> None:
-        """Local. What was found between two steps, the same on all ranks: judged with the next step."""
-        self._state.monitor.pending = (*self._state.monitor.pending, *findings)
+        """Collective over the world. Whether the frozen set does worse than its best; None where there is none, or no best yet."""
+        best = self._state.monitor.canary.best
+        if self._evaluation is None or best != best or not self._config.canary.interval_steps:
+            return None
+        told = self._evaluation.canary()
+        return None if told is None else not told.loss <= best + self._config.canary.margin_nats
 
     def worth_telling(self, findings: Sequence[Finding], *, step: int) -> list[Finding]:
         """Local. Without what the same rule said a moment ago; what asks for action is always told."""
@@ -74,6 +93,63 @@ class Monitoring:
             self._told[finding.rule] = step
             told.append(finding)
         return told
+
+    # --- between two steps ---
+
+    def between_steps(self) -> None:
+        """Collective over the world when an audit or a canary is due, else local. What it finds is judged with the next step."""
+        step = self._state.step
+        found: list[Finding] = []
+        if self._canary_is_due(step):
+            found += self._hear_canary(step)
+        if any(finding.evidence.get("audit") for finding in found):
+            self._audit.ask()
+        if self._audit.due(step):
+            found += self._audit.run(step)
+        self._state.monitor.pending = (*self._state.monitor.pending, *found)
+
+    def _canary_is_due(self, step: int) -> bool:
+        interval_steps = self._config.canary.interval_steps
+        return self._evaluation is not None and interval_steps > 0 and step % interval_steps == 0
+
+    def _hear_canary(self, step: int) -> tuple[Finding, ...]:
+        monitor = self._state.monitor
+        told = self._evaluation.canary() if self._evaluation is not None else None
+        if told is None:
+            return ()
+        monitor.canary, findings = hear(
+            monitor.canary,
+            step=step,
+            loss=told.loss,
+            section=self._config.canary,
+            rebased=monitor.canary_anew,
+            loss_is_high=monitor.watch is not None,
+            rules=self._rules,
+        )
+        monitor.canary_anew = False
+        return findings
+
+    def _watch(self, signals: Signals) -> None:
+        """Local. What becomes of a loss that rose: it is back, or it is a divergence, which asks for a roll-back."""
+        monitor, step = self._state.monitor, signals.step + 1
+        if monitor.watch is None:
+            risen = next((found for found in self._findings if found.rule in _OPENS_WATCH), None)
+            if risen is None:
+                return
+            age = max(0, step - risen.onset_step)
+            before = monitor.losses[: len(monitor.losses) - age] if age else monitor.losses
+            monitor.watch = open_watch(before, onset_step=risen.onset_step, rule=risen.rule)
+        if monitor.watch is None:
+            return
+        monitor.watch = follow(monitor.watch, step=step, loss=signals.loss)
+        became = outcome(monitor.watch, decide_steps=self._config.heal.decide_steps)
+        if became == "open":
+            return
+        if became == "diverged":
+            reason = f"the loss has not come back since step {monitor.watch.onset_step}, and does not return"
+            evidence = {"forecast": monitor.watch.forecast(step), "tolerance": monitor.watch.tolerance(step), "rule": monitor.watch.rule}
+            monitor.pending = (*monitor.pending, Finding("diverged", Asks.ROLL_BACK, reason, monitor.watch.onset_step, evidence))
+        monitor.watch = None
 
     def _begins_anew(self) -> bool:
         """Whether a stage or a batch size begins with this step, so that what came before is no measure for it."""

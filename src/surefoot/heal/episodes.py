@@ -97,22 +97,24 @@ class GiveUp:
 Verdict = Wait | Again | Close | GiveUp
 
 
-def follow(episode: Episode, *, step: int, recurs: bool, can_rotate: bool, rotated_says: Diagnosis | None = None) -> Verdict:
+def follow(
+    episode: Episode, *, step: int, recurs: bool, can_rotate: bool, can_skip: bool = True, rotated_says: Diagnosis | None = None
+) -> Verdict:
     """What a judged step means for the episode. `recurs`: what was found then was found now too.
 
-    `rotated_says` is what the figures by rank say, where the phase is `rotated` and they are there.
+    `can_rotate`, `can_skip`: whether the data port can move atoms on by a rank, and leave samples out. `rotated_says` is what the figures by rank say, where the phase is `rotated` and they are there.
     """
     if step < episode.onset_step:
         return Wait()
     known = NO_BATCH_EXPLAINS.get(episode.rule.split(", ")[0])
     if recurs:
-        return _recurred(episode, step, known, can_rotate)
+        return _recurred(episode, step, known, can_rotate=can_rotate, can_skip=can_skip)
     if step < episode.last_step:
         return Wait()
     return _vanished(episode, known, rotated_says)
 
 
-def _recurred(episode: Episode, step: int, known: Cause | None, can_rotate: bool) -> Verdict:
+def _recurred(episode: Episode, step: int, known: Cause | None, *, can_rotate: bool, can_skip: bool) -> Verdict:
     again = f"{episode.rule} is back at step {step}"
     if known is not None:
         return GiveUp(Diagnosis(known, f"{again} of a replay, and no batch explains it", episode.ranks))
@@ -120,7 +122,10 @@ def _recurred(episode: Episode, step: int, known: Cause | None, can_rotate: bool
         return Again("rotated", f"{again} with the same batches on the same ranks")
     if episode.phase == "skipped":
         return GiveUp(Diagnosis("inconclusive", f"{again} although its samples were left out"))
-    return Again("skipped", f"{again} with the same batches{' on other ranks' if episode.phase == 'rotated' else ''}: the data is to blame")
+    reason = f"{again} with the same batches{' on other ranks' if episode.phase == 'rotated' else ''}: the data is to blame"
+    if not can_skip:
+        return GiveUp(Diagnosis("data", f"{reason}, and the data port of this loop leaves nothing out"))
+    return Again("skipped", reason)
 
 
 def _vanished(episode: Episode, known: Cause | None, rotated_says: Diagnosis | None) -> Verdict:

@@ -56,12 +56,13 @@ class Situation:
     """What else the decision hangs on, equal on all ranks. `num_rollbacks` is folded from the ledger over `heal.budget_steps`.
 
     `can_redo`: the loop can compute the step again, and has not yet. `in_episode`: a roll-back is being looked into, so what would be a
-    reason for one is for the episode to judge. `next_sample` is the first one behind the present step, which has `samples_per_step`.
+    reason for one is for the episode to judge. `can_skip`: the data port leaves samples out when asked. `next_sample` is the first one behind the present step, which has `samples_per_step`.
     """
 
     num_rollbacks: int = 0
     can_redo: bool = False
     in_episode: bool = False
+    can_skip: bool = True
     at_minimum_scale: bool = False
     next_sample: int = 0
     samples_per_step: int = 1
@@ -121,6 +122,8 @@ def _roll_back(agreed: Sequence[Finding | Vote], step: int, section: HealSection
     reason = f"{rules} since step {onset}"
     if situation.num_rollbacks >= section.max_rollbacks:
         return Pause("rollback_budget", f"{reason}; {situation.num_rollbacks} roll-backs within {section.budget_steps} steps did not help")
+    if section.rollback == "skip_at_once" and not situation.can_skip:
+        return Pause("no_way_to_skip", f"{reason}; the data port of this loop leaves nothing out, as heal.rollback asks")
     if section.rollback == "skip_at_once":
         first = situation.next_sample - (step - onset + 1) * situation.samples_per_step
         samples = (max(first, 0), max(first, 0) + section.skip_steps * situation.samples_per_step)

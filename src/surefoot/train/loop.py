@@ -13,6 +13,7 @@ from surefoot.guard.script import Script
 from surefoot.tensors.process_group import connected, set_threads
 from surefoot.tensors.world import lead
 from surefoot.train.build import build_parts, make_deterministic
+from surefoot.train.recompute import Recompute
 from surefoot.train.step import Parts, train_step
 
 
@@ -42,6 +43,7 @@ def open_run(
             world=world,
             lock=lock,
             can_redo=True,
+            recompute=Recompute(parts, last_step=lambda: guard.step - 1),
             script=script,
         ) as guard:
             yield parts, guard

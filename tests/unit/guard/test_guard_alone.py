@@ -22,6 +22,7 @@ from surefoot.core.sections import CheckpointSection, HealSection, OptimizerSect
 from surefoot.guard import Guard
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.metrics import read_steps
 
 
@@ -94,7 +95,9 @@ def config_of(run_dir: Path, *, num_steps: int = 20, max_grad_norm: float = 1.0)
         train=TrainSection(num_steps=num_steps),
         optimizer=OptimizerSection(max_grad_norm=max_grad_norm),
         checkpoint=CheckpointSection(interval_steps=5),
-        heal=HealSection(breaker_in_a_row=3, recheck=False),
+        heal=HealSection(
+            rollback="off", rules=(("outlier_loss", "record"), ("outlier_loss_and_norm", "record"))
+        ),  # a toy whose loss is no language's,
     )
 
 
@@ -127,13 +130,15 @@ def test_the_folder_of_a_foreign_loop_is_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_halt_holds_until_it_is_released_and_leaves_no_row(tmp_path: Path) -> None:
+def test_the_breaker_holds_until_it_is_released_and_what_it_saved_is_suspect(tmp_path: Path) -> None:
     loop = Loop(config_of(tmp_path), sick=(7, 8, 9))
     with pytest.raises(SystemExit, match="6"):
         loop.run()
-    assert loop.actions[-3:] == ["skip", "skip", "halt"]
-    assert read_steps(tmp_path).to_pydict()["action"][-1] == "skip"
-    with pytest.raises(TrainingHalted, match="halted at step 8"):
+    assert loop.actions[-3:] == ["skip", "skip", "pause"]
+    assert read_steps(tmp_path).to_pydict()["action"][-1] == "pause"
+    refs = {ref.id: ref.suspect for ref in fold_lineage(read_ledger(tmp_path / "ledger.jsonl")).refs}
+    assert refs == {"s5-a1": False, "s9-a1": True}
+    with pytest.raises(TrainingHalted, match="halted at step 9 by breaker"):
         Loop(config_of(tmp_path)).run()
     entries = read_ledger(tmp_path / "ledger.jsonl")
     from surefoot.core.clock import SystemClock
@@ -142,6 +147,8 @@ def test_a_halt_holds_until_it_is_released_and_leaves_no_row(tmp_path: Path) -> 
     ledger.append(Event.RUN_RELEASED, generation=entries[-1].generation, attempt=1, step=8, reason="found it")
     Loop(config_of(tmp_path)).run()
     assert events(tmp_path)[-1] == "run.finished"
+    resumed = [entry.fields["checkpoint"] for entry in read_ledger(tmp_path / "ledger.jsonl") if entry.event == "run.resumed"]
+    assert resumed == ["s5-a1"]
 
 
 def test_another_config_is_refused_whichever_checkpoint_loads(tmp_path: Path) -> None:

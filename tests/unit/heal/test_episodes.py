@@ -40,6 +40,9 @@ def test_what_recurs_is_tried_on_other_ranks_and_then_without_its_samples() -> N
     assert isinstance(says, Again)
     assert says.phase == "skipped"
     assert isinstance(follow(OPENED, step=46, recurs=True, can_rotate=False), Again)
+    says = follow(OPENED, step=46, recurs=True, can_rotate=False, can_skip=False)
+    assert isinstance(says, GiveUp)
+    assert says.diagnosis.cause == "data"
 
 
 def test_what_is_gone_without_its_samples_was_the_data() -> None:
