@@ -102,7 +102,8 @@ def follow(
 ) -> Verdict:
     """What a judged step means for the episode. `recurs`: what was found then was found now too.
 
-    `can_rotate`, `can_skip`: whether the data port can move atoms on by a rank, and leave samples out. `rotated_says` is what the figures by rank say, where the phase is `rotated` and they are there.
+    `can_rotate`, `can_skip`: whether the data port can move atoms on by a rank, and leave samples out. `rotated_says` is what the figures
+    by rank say, where the phase is `rotated` and they are there.
     """
     if step < episode.onset_step:
         return Wait()

@@ -56,7 +56,8 @@ class Situation:
     """What else the decision hangs on, equal on all ranks. `num_rollbacks` is folded from the ledger over `heal.budget_steps`.
 
     `can_redo`: the loop can compute the step again, and has not yet. `in_episode`: a roll-back is being looked into, so what would be a
-    reason for one is for the episode to judge. `can_skip`: the data port leaves samples out when asked. `next_sample` is the first one behind the present step, which has `samples_per_step`.
+    reason for one is for the episode to judge. `can_skip`: the data port leaves samples out when asked. `next_sample` is the first one
+    behind the present step, which has `samples_per_step`.
     """
 
     num_rollbacks: int = 0

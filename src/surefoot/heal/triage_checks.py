@@ -77,7 +77,8 @@ def _checks(signs: Signs, facts: Facts) -> list[Check]:
         unknown = Check("inventory", "unknown", "the checkpoint that the run went on from cannot be read any more")
         return [*facts.inventory.get(attempt, (unknown,)), software(signs, facts), configuration(signs, facts), lr_log(signs, facts)]
     if signs.name == "ranks-differ":
-        return [configuration(signs, facts), software(signs, facts), audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
+        found = [documents(signs, facts), configuration(signs, facts), software(signs, facts)]
+        return [*found, audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
     if signs.name == "corruption":
         return [software(signs, facts), audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
     if signs.name == "schedule":
@@ -191,11 +192,13 @@ def _suspect(signs: Signs, checks: Sequence[Check], diagnosed: Diagnosed | None,
         return SUSPECT_OF_CAUSE[diagnosed.cause], f"diagnosed by repetition: {diagnosed.reason}"
     if signs.name in _CAUGHT_IN:
         return _CAUGHT_IN[signs.name], signs.entries[0].reason if signs.entries else ""
-    first = next((check for check in checks if check.outcome == "found" and check.of != "unknown"), None)
+    # That several ranks stand apart (with two, both always do) accuses nobody.
+    accused = [check for check in checks if check.outcome == "found" and check.of != "unknown"]
+    first = next((check for check in accused if check.name != "rank-figures" or len(_ranks_apart(signs, diagnosed)) == 1), None)
     if first is not None:
         return first.of, first.name
-    if signs.name == "ranks-differ":
-        return "cluster", "single ranks stand apart, and neither settings nor versions changed"
+    if accused:
+        return "unknown", f"ranks {', '.join(map(str, signs.ranks))} stand apart from each other, which names neither"
     others = {one.name for one in told.signs if one.onset_step <= signs.last_step and one.last_step >= signs.onset_step}
     if {"spike", "canary"} <= others:
         return "state", "the loss and the canary rose together, so it is in the weights"
@@ -203,6 +206,10 @@ def _suspect(signs: Signs, checks: Sequence[Check], diagnosed: Diagnosed | None,
         return "state", "it began with a resume"
     unknown = [check.name for check in checks if check.outcome == "unknown"]
     return "unknown", f"nothing found; not looked at: {', '.join(unknown)}" if unknown else "nothing found by any check"
+
+
+def _ranks_apart(signs: Signs, diagnosed: Diagnosed | None) -> tuple[int, ...]:
+    return (diagnosed.ranks if diagnosed is not None else ()) or signs.ranks
 
 
 def _action(
@@ -215,7 +222,7 @@ def _action(
 ) -> str:
     """The next command. Where nobody is to blame yet, it is the one that makes the next check."""
     run, onset = facts.run, max(1, signs.onset_step)
-    named = signs.ranks or (diagnosed.ranks if diagnosed is not None else ())
+    named = _ranks_apart(signs, diagnosed)
     if suspect == "data" and found:
         return f"surefoot data block {run} --document {str(found[0].get('hash', ''))[:12]} --evidence-step {onset} --reason {signs.name}"
     if suspect == "data" and diagnosed is not None and diagnosed.samples is not None:
@@ -224,7 +231,7 @@ def _action(
         return f"surefoot data locate {run} --step {onset} --excerpt"
     if suspect == "cluster" and named:
         return f"surefoot triage {run} --vendor {named[0]}"
-    if suspect == "cluster":
+    if suspect == "cluster" or signs.name == "ranks-differ":
         return f"surefoot replay {run} --from {onset - 1} --steps 1"
     if signs.name == "rebound":
         return f"surefoot checkpoint verify {run}"
