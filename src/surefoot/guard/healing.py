@@ -6,7 +6,7 @@ Everything here is equal on all ranks: it hangs on the gathered signals, on save
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ from surefoot.guard.rechecking import Recheck, named_ranks
 from surefoot.guard.recording import Recorder
 from surefoot.guard.recovery import Recovery, RollBackWay
 from surefoot.guard.state import TrainState
-from surefoot.heal.diagnosis import Diagnosis, Run, compare_rotated, data_or_state, run_of
+from surefoot.heal.diagnosis import KNOWN_CAUSES, Diagnosis, Run, compare_rotated, data_or_state, run_of
 from surefoot.heal.episodes import Again, Close, Episode, Episodes, GiveUp, Phase, fold_episodes, follow
 from surefoot.heal.policy import Situation, agreed_on, decide, with_votes
 from surefoot.monitor.verdict import verdict_of
@@ -149,10 +149,9 @@ class Healer:
             samples_per_step=self._config.train.global_batch_size,
         )
 
-    def _data_or_state(self, run: Run, signals: Signals) -> Diagnosis:
+    def _data_or_state(self, run: Run, ill_ranks: Sequence[int]) -> Diagnosis:
         """Collective over the world."""
-        ill = self._monitoring.ill_ranks()
-        return data_or_state(run, ill_ranks=ill, canary_is_high=self._monitoring.ask_canary())
+        return data_or_state(run, ill_ranks=ill_ranks, canary_is_high=self._monitoring.ask_canary())
 
     def _follow(self, signals: Signals, verdict: Verdict, action: Action) -> Action:
         """What this step means for the episode that is open."""
@@ -273,10 +272,9 @@ class Healer:
         cause = ""
         if recheck is not None and recheck.diagnosis is not None:
             diagnosis = recheck.diagnosis
-            cause, findings = (
-                diagnosis.cause,
-                (*recheck.first.findings, *(found for found in findings if found not in recheck.first.findings)),
-            )
+            cause = diagnosis.cause
+            first_rules = {found.rule for found in recheck.first.findings}
+            findings = (*recheck.first.findings, *(found for found in findings if found.rule not in first_rules))
             fields = {
                 "of_step": step,
                 "rule": recheck.first.rule,
@@ -296,7 +294,7 @@ class Healer:
                 "onset_step": finding.onset_step,
                 "action": type(action).__name__.lower(),
                 "evidence": dict(finding.evidence),
-                **({"cause": cause} if cause else {}),
+                **({"cause": known} if (known := KNOWN_CAUSES.get(finding.rule, cause)) else {}),
                 **({"dry_run": True} if self._section.dry_run else {}),
             }
             self._recorder.ledger(Event.ANOMALY_FOUND, rule=finding.rule, reason=finding.reason, fields=told)

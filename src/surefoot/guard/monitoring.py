@@ -10,7 +10,6 @@ from surefoot.core.records import Asks, Finding, Signals
 from surefoot.core.sections import RunConfig
 from surefoot.core.stages import stage_index, stages_of
 from surefoot.guard.audit import Audit
-from surefoot.guard.rechecking import named_ranks
 from surefoot.guard.state import TrainState
 from surefoot.monitor import detectors
 from surefoot.monitor.canary import hear
@@ -70,10 +69,6 @@ class Monitoring:
         if self._is_anew:
             monitor.watch, monitor.canary_anew = None, True
         self._watch(signals)
-
-    def ill_ranks(self) -> tuple[int, ...]:
-        """Local. Those that the newest findings name."""
-        return named_ranks(self._findings)
 
     def ask_canary(self) -> bool | None:
         """Collective over the world. Whether the frozen set does worse than its best; None where there is none, or no best yet."""

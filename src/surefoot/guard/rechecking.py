@@ -13,13 +13,14 @@ from surefoot.heal.diagnosis import Diagnosis, Run, compare_repetition, compare_
 class Recheck:
     """`first` is the verdict that asked for it. The step is judged by its last computation on its own ranks: `verdict`.
 
-    `data_or_state` says what the fault of a batch that is ill wherever it is computed is; collective, and asked at most once.
+    `data_or_state`, told the ranks that are ill, says whose fault a batch is that is ill wherever it is computed; collective, and asked at
+    most once.
     """
 
     first: Verdict
     runs: list[Run]
     can_rotate: bool
-    data_or_state: Callable[[Run, Signals], Diagnosis]
+    data_or_state: Callable[[Run, Sequence[int]], Diagnosis]
     verdict: Verdict = field(init=False)
     diagnosis: Diagnosis | None = field(default=None, init=False)
 
@@ -38,7 +39,7 @@ class Recheck:
         else:
             self.diagnosis = compare_rotated(self.runs[1], run)
         if self.diagnosis is None:
-            self.diagnosis = self.data_or_state(self.runs[1], signals)
+            self.diagnosis = self.data_or_state(self.runs[1], named_ranks(self.verdict.findings))
         return None
 
     def conclusion(self, *, step: int) -> Verdict:

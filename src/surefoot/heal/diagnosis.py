@@ -8,13 +8,22 @@ belong to the data or to the weights; figures that do not belong to a rank.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.core.records import Signals
 
 Cause = Literal["data", "state", "hardware", "schedule", "inconclusive"]
+
+KNOWN_CAUSES: Mapping[str, Cause] = {
+    "lr_not_applied": "schedule",
+    "lr_jump": "schedule",
+    "replica_differs": "hardware",
+    "recompute_differs": "hardware",
+    "state_is_ill": "state",
+}
+"""Rules whose cause is known before any repetition, and is no batch: that only tells a fault that is over from one that stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,9 @@ from typing import Any, Literal, get_args
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import HealSection
-from surefoot.heal.diagnosis import Cause, Diagnosis
+from surefoot.heal.diagnosis import KNOWN_CAUSES, Cause, Diagnosis
 
 Phase = Literal["replay", "rotated", "skipped"]
-
-NO_BATCH_EXPLAINS: Mapping[str, Cause] = {
-    "lr_not_applied": "schedule",
-    "lr_jump": "schedule",
-    "replica_differs": "hardware",
-    "recompute_differs": "hardware",
-    "state_is_ill": "state",
-}
-"""Rules whose cause is known before any replay; that only tells a fault that is over from one that stays."""
 
 _GRACE_STEPS = 20
 """Steps behind the one at which it was found that a recurrence may come late: a replay that was cut otherwise, a window a little fuller."""
@@ -107,7 +98,7 @@ def follow(
     """
     if step < episode.onset_step:
         return Wait()
-    known = NO_BATCH_EXPLAINS.get(episode.rule.split(", ")[0])
+    known = KNOWN_CAUSES.get(episode.rule.split(", ")[0])
     if recurs:
         return _recurred(episode, step, known, can_rotate=can_rotate, can_skip=can_skip)
     if step < episode.last_step:

@@ -8,6 +8,7 @@ from typing import Any
 
 from surefoot.core.records import Action, Asks, Finding, Health, Pause, Proceed, Redo, RollBack, Signals, SkipUpdate, Verdict
 from surefoot.core.sections import HealSection
+from surefoot.heal.diagnosis import KNOWN_CAUSES
 
 TIERS: Mapping[str, str] = {
     "sustained_loss": "loss",
@@ -89,7 +90,7 @@ def decide(
         return SkipUpdate(verdict.rule, verdict.reason), state
     must_skip = verdict.rule.startswith("nonfinite") or verdict.rule == BACK_OFF
     bad = verdict.health is Health.BAD and (must_skip or not section.dry_run)
-    if bad and situation.can_redo:
+    if bad and situation.can_redo and verdict.rule not in KNOWN_CAUSES:
         return Redo(f"{verdict.rule}: {verdict.reason}", rule="recheck"), state
     state = with_votes(state, verdict.findings, step=step, section=section)
     pausing = next((found for found in verdict.findings if found.asks is Asks.PAUSE), None)

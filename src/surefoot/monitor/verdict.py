@@ -28,8 +28,6 @@ def verdict_of(signals: Signals, findings: Sequence[Finding]) -> Verdict:
         return HEALTHY
     against = next((found for found in ordered if found.asks is Asks.SKIP), None)
     first = against or ordered[0]
-    if against is not None:
-        health = Health.BAD
-    else:
-        health = Health.HEALTHY if first.asks is Asks.RECORD else Health.SUSPECT
+    without = Health.HEALTHY if first.asks is Asks.RECORD else Health.SUSPECT
+    health = Health.BAD if against is not None else without
     return Verdict(health, first.rule, first.reason, first.evidence, ordered)
