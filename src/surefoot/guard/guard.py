@@ -184,6 +184,7 @@ class Guard:
             beat=self._beat,
             asked_to_leave=lambda: self._requests.reason,
             roll_back=self._recovery.roll_back,
+            looked_into=lambda: self._healer.take_up(),
         )
         audit = Audit(self._state, config=config, world=self._world, recorder=self._recorder, recompute=recompute)
         self._monitoring = Monitoring(self._state, config=config, evaluation=evaluation, audit=audit)

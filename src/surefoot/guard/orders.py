@@ -31,6 +31,7 @@ from surefoot.tensors.world import World, broadcast_json, gather_json, lead
 TICK_S = 0.5
 """How often a paused run looks up. Nobody notices a sooner answer, and ranks that sleep leave their cores to others."""
 _DEFAULT_PAUSE_S = 600.0
+_BY_ORDER = "pause"
 _MAX_LINES_TOLD = 20  # of those that are no orders, by one process: a file of rubbish must not fill the ledger
 
 Done = Leave | Literal["resumed"] | None
@@ -39,7 +40,8 @@ Done = Leave | Literal["resumed"] | None
 class Orders:
     """One per guard, on every rank. Only rank 0 reads the control file.
 
-    `roll_back` puts another checkpoint in the place of the present state, on all ranks; `asked_to_leave` says why this rank should leave.
+    `roll_back` puts another checkpoint in the place of the present state, on all ranks; `looked_into` is called there when a person has
+    decided about what was found, and the ledger says so; `asked_to_leave` says why this rank should leave.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Orders:
         beat: BeatSlot,
         asked_to_leave: Callable[[], str | None],
         roll_back: Callable[[RollBackWay], object],
+        looked_into: Callable[[], object],
     ) -> None:
         self._state = state
         self._config = config
@@ -66,12 +69,14 @@ class Orders:
         self._beat = beat
         self._asked_to_leave = asked_to_leave
         self._roll_back = roll_back
+        self._looked_into = looked_into
         self._tail = ControlTail(run_dir, clock=clock, look_every_s=config.observe.ledger_look_s) if world.leads else None
         self._waiting: list[Order | NoOrder] = []
         self._answered: set[str] | None = None
         self._num_lines_told = 0
         self._agreed = False
         self._limit_s: float | None = None
+        self._held_by = ""
 
     @property
     def is_asked(self) -> bool:
@@ -105,7 +110,7 @@ class Orders:
         self._recorder.ledger(Event.RUN_PAUSED, rule=rule, reason=reason, fields={"limit_s": limit_s, "checkpoint": saved})
         self._recorder.say(f"paused after step {self._state.step}: {reason}; `surefoot resume {self._run_dir}` goes on")
         begun_s = self._clock.monotonic_s()
-        self._limit_s = limit_s
+        self._limit_s, self._held_by = limit_s, rule
         while True:
             self._beat.beat(phase=Phase.STOPPED, step=self._state.step)
             if (done := self._follow_all(is_paused=True)) is not None:
@@ -156,8 +161,7 @@ class Orders:
             case "pause":
                 return self._pause(order, taken, by, is_paused=is_paused)
             case "resume":
-                self._close_incident(order, taken)
-                self._tell_taken(order, taken)
+                self._resume(order, taken)
                 return "resumed"
             case "rollback":
                 self._go_back(order, taken, by)
@@ -177,7 +181,7 @@ class Orders:
         if is_paused:  # it begins anew
             self._limit_s = limit_s
             return None
-        held = self.hold(rule="pause", reason=by, limit_s=limit_s)
+        held = self.hold(rule=_BY_ORDER, reason=by, limit_s=limit_s)
         return Leave(TrainingHalted.exit_code, by) if held == "left" else None
 
     def _go_back(self, order: Order, taken: Mapping[str, Any], by: str) -> None:
@@ -185,6 +189,7 @@ class Orders:
         if self._world.leads:
             for block in blocks_of(order):
                 self._recorder.ledger(Event.BLOCK_ASKED, rule="rollback", reason=by, fields=asked_fields(block))
+        self._close_episodes(order)
         self._tell_taken(order, taken)
         step = self._state.step
         fields = {"order": order.id, "by": order.by}
@@ -193,11 +198,23 @@ class Orders:
         )
         self._beat.beat(phase=Phase.RESTORE, step=step)
         self._roll_back(way)
+        self._looked_into()
 
-    def _close_incident(self, order: Order, taken: Mapping[str, Any]) -> None:
-        incident = taken.get("incident", "")
-        if self._world.leads and incident in open_episodes(self._recorder.entries()):
-            self._recorder.ledger(Event.EPISODE_CLOSED, rule="resume", reason=order.reason, fields={"episode": incident, "by": order.by})
+    def _resume(self, order: Order, taken: Mapping[str, Any]) -> None:
+        """Who lets a run go on that stood still by itself has looked into it, as who releases one that has ended."""
+        is_by_policy = self._held_by != _BY_ORDER
+        self._close_episodes(order, only="" if is_by_policy else str(taken.get("incident", "none")))
+        self._tell_taken(order, taken)
+        if is_by_policy:
+            self._recorder.ledger(Event.RUN_RELEASED, rule="resume", reason=order.reason, fields={"by": order.by, **taken})
+        self._looked_into()
+
+    def _close_episodes(self, order: Order, *, only: str = "") -> None:
+        for episode in open_episodes(self._recorder.entries()):  # none on other ranks
+            if only in ("", episode):
+                self._recorder.ledger(
+                    Event.EPISODE_CLOSED, rule=order.verb, reason=order.reason, fields={"episode": episode, "by": order.by}
+                )
 
     def _save_now(self, reason: str) -> str | None:
         """Collective over the save group. The checkpoint of the present state; None when it could not be saved."""

@@ -239,7 +239,7 @@ class Recovery:
             state.loss = loaded.manifest.loss
             self._saver.stands_on(loaded.manifest)
         before = self._recorder.entries()
-        self._asked_for = wish is not None
+        self._asked_for = wish is not None or (way is not None and bool(way.checkpoint))
         state.attempt += 1
         manifest = loaded.manifest if loaded else None
         fields: dict[str, object] = {"checkpoint": manifest.id if manifest else None, **self._fact_fields()}
