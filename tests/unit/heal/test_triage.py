@@ -204,12 +204,21 @@ def test_a_rebound_asks_what_the_resume_brought_back() -> None:
     assert outcomes(one)["inventory"] == "unknown"
 
 
-def test_ranks_that_stand_apart() -> None:
+def test_a_rank_that_stands_apart_is_suspected_when_its_documents_are_clean() -> None:
     story = Story()
     story.found("rank_loss", step=60, asks="record", evidence={"ranks": [0]})
-    (one,) = triaged(story)
+    (one,) = triaged(story, documents={60: CLEAN}, num_ranks=4)
     assert (one.name, one.suspect, one.evidence["ranks"]) == ("ranks-differ", "cluster", [0])
-    assert outcomes(one)["rank-figures"] == "found"
+    assert one.action == "surefoot triage runs/mine --vendor 0"
+    assert triaged(story, documents={60: POISONED}, num_ranks=4)[0].suspect == "data"
+
+
+def test_two_ranks_that_differ_accuse_neither() -> None:
+    story = Story()
+    story.found("rank_loss", step=60, asks="record", evidence={"ranks": [0, 1]})
+    (one,) = triaged(story, documents={60: CLEAN})
+    assert (one.suspect, outcomes(one)["rank-figures"]) == ("unknown", "found")
+    assert one.action == "surefoot replay runs/mine --from 59 --steps 1"
 
 
 def test_plateau() -> None:

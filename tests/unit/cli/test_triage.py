@@ -1,0 +1,169 @@
+"""`surefoot triage` on run folders of every kind: empty, halted, damaged, resumed without its moments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.cli.main import run
+from surefoot.cli.triage_facts import limit_of
+from surefoot.cli.triage_replay import checks_of, replay_for
+from surefoot.core.clock import ManualClock
+from surefoot.core.events import Event
+from surefoot.core.records import StepReport
+from surefoot.observe.ledger import LEDGER_NAME, Ledger
+from surefoot.observe.metrics import MetricsWriter
+
+CONFIG = '[run]\nname = "mine"\n[parallel]\ndp_replicate = 2\n'
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path / "run"
+        self.path.mkdir()
+        (self.path / "config.toml").write_text(CONFIG)
+        self.ledger = Ledger(self.path / LEDGER_NAME, clock=ManualClock(), by="rank 0")
+
+    def tell(self, event: Event, *, step: int = 0, attempt: int = 1, reason: str = "", rule: str = "", **fields: object) -> None:
+        self.ledger.append(event, generation=1, attempt=attempt, step=step, reason=reason, rule=rule, fields=fields)
+
+    def found(self, rule: str, *, step: int, attempt: int = 1) -> None:
+        told = {"of_step": step, "asks": "skip", "onset_step": step, "evidence": {"ranks": [1]}, "action": "skipupdate"}
+        self.tell(Event.ANOMALY_FOUND, step=step - 1, attempt=attempt, reason=f"{rule} fired", rule=rule, **told)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def triage(folder: Folder, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str, code: int = 0) -> dict[str, Any]:
+        assert run(["triage", str(folder.path), *arguments, "--json"]) == code
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    return call
+
+
+def test_a_run_that_has_not_begun_has_no_symptoms(triage: Any, folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert triage()["symptoms"] == []
+    assert run(["triage", str(folder.path)]) == 0
+    assert "no symptoms" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "else").mkdir()
+    assert run(["triage", str(tmp_path / "else")]) == 2
+
+
+def test_a_halted_run_tells_its_symptoms_with_the_keys_that_others_build_on(triage: Any, folder: Folder) -> None:
+    folder.tell(Event.ATTEMPT_STARTED)
+    for step in (7, 8, 9):
+        folder.found("nonfinite", step=step)
+    folder.tell(Event.RUN_PAUSED, step=9, rule="breaker")
+    answer = triage()
+    assert answer["num_symptoms"] == 1
+    (one,) = answer["symptoms"]
+    assert set(one) >= {"name", "onset_step", "suspect", "checks", "evidence", "documents", "action"}
+    assert (one["name"], one["onset_step"]) == ("nan", 7)
+    assert one["action"] == f"surefoot replay {folder.path} --from 6 --steps 1 --name-nonfinite"
+    documents = next(check for check in one["checks"] if check["name"] == "documents")
+    assert documents["outcome"] == "unknown"  # it has no data of ours, and says so
+    assert "no prepared data" in documents["detail"]
+
+
+def test_a_step_can_be_asked_about(triage: Any, folder: Folder) -> None:
+    folder.found("outlier_loss", step=7)
+    assert [one["name"] for one in triage("--step", "7")["symptoms"]] == ["spike"]
+    assert [one["name"] for one in triage("--step", "90")["symptoms"]] == ["asked"]
+
+
+def test_a_damaged_ledger_is_read_up_to_its_damage(triage: Any, folder: Folder) -> None:
+    folder.found("replica_differs", step=7)
+    for step in (8, 9):
+        folder.found("outlier_loss", step=step)
+    lines = folder.ledger.path.read_bytes().splitlines(keepends=True)
+    folder.ledger.path.write_bytes(lines[0] + b"not a line\n" + lines[2])
+    answer = triage()
+    assert [one["name"] for one in answer["symptoms"]] == ["corruption"]
+    assert "damaged behind entry 1" in answer["notes"][0]
+
+
+def test_a_config_that_cannot_be_read_is_said(triage: Any, folder: Folder) -> None:
+    (folder.path / "config.toml").write_text("[nonsense")
+    folder.found("outlier_loss", step=7)
+    answer = triage()
+    assert len(answer["symptoms"]) == 1
+    assert "defaults stand for it" in answer["notes"][0]
+
+
+def test_a_rebound_after_a_resume_without_its_checkpoint(triage: Any, folder: Folder) -> None:
+    folder.tell(Event.ATTEMPT_STARTED, checkpoint=None)
+    folder.tell(Event.RUN_RESUMED, step=100, attempt=2, checkpoint="s100-a1")
+    folder.found("rebound", step=101, attempt=2)
+    (one,) = triage()["symptoms"]
+    assert one["checks"][0] == {"name": "moments", "outcome": "unknown", "detail": "checkpoint s100-a1 cannot be read any more"}
+    assert one["action"] == f"surefoot checkpoint verify {folder.path}"
+
+
+def test_figures_come_from_the_rows_of_the_present_line(triage: Any, folder: Folder) -> None:
+    folder.tell(Event.ATTEMPT_STARTED)
+    writer = MetricsWriter(folder.path, generation=1)
+    for step in range(1, 8):
+        writer.write(report(step, loss=9.5 if step == 7 else 2.0))
+    writer.close()
+    folder.found("outlier_loss", step=7)
+    (one,) = triage()["symptoms"]
+    assert (one["evidence"]["loss"], one["evidence"]["loss_before"]) == (9.5, 2.0)
+    assert next(check for check in one["checks"] if check["name"] == "lr-log")["outcome"] == "ok"
+
+
+def report(step: int, *, loss: float) -> StepReport:
+    times = dict.fromkeys(("data_wait_s", "forward_backward_s", "exchange_s", "update_s", "save_s", "evaluate_s"), 0.0)
+    known = {"tokens": 100, "grad_norm": 1.0, "clip_scale": 1.0, "lr": 1e-3, "action": "proceed", "next_sample": step, "step_s": 1.0}
+    return StepReport(step=step, attempt=1, generation=1, loss=loss, num_live_tokens=10, tokens_per_s=1.0, cpu_s=1.0, **known, **times)  # type: ignore[arg-type]
+
+
+def test_an_incident_is_told_from_the_ledger(triage: Any, folder: Folder) -> None:
+    folder.tell(Event.EPISODE_OPENED, step=41, rule="sustained_loss", reason="high", onset_step=40, detected_step=42, samples=[0, 8])
+    incident = triage("--incident", "e1")["incident"]
+    assert (incident["state"], incident["steps"], incident["samples"]) == ("open", [40, 42], [0, 8])
+    assert triage("--incident", "e7", code=2)["error"]["hint"] == "there are e1"
+
+
+def test_the_vendors_file_has_the_evidence_and_what_is_missing_here(triage: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no tool of any vendor
+    folder.found("replica_differs", step=7)
+    answer = triage("--vendor", "1")
+    vendor = json.loads((folder.path / "incidents" / "rank-1" / "vendor.json").read_text())
+    assert vendor == answer["vendor"]
+    assert [one["rule"] for one in vendor["evidence"]] == ["replica_differs"]
+    assert "serials and counters of GPUs: this host has no nvidia-smi" in vendor["missing"]
+    assert "replica_differs fired" in (folder.path / "incidents" / "rank-1" / "vendor.md").read_text()
+    assert triage("--vendor", "0")["vendor"]["evidence"] == []
+
+
+def test_what_a_replay_says_becomes_checks() -> None:
+    layers = [
+        {"module": "blocks.0", "logits": [3.0, 4.0, 900.0], "samples": [1, 2, 7]},
+        {"module": "blocks.1", "logits": [2.0], "samples": [1]},
+    ]
+    told = checks_of({"looked_for_nonfinite": True, "first_nonfinite": None, "logits": layers})
+    assert (told["nonfinite-tensor"].outcome, told["attention-head"].outcome) == ("ok", "found")
+    assert "head 2 of blocks.0 has a logit of 900 in sample 7" in told["attention-head"].detail
+    first = {"module": "blocks.0", "direction": "forward output", "atom": None}
+    told = checks_of({"looked_for_nonfinite": True, "first_nonfinite": first, "logits": []})
+    assert told["nonfinite-tensor"].detail == "module blocks.0, direction forward output"
+    assert checks_of({"logits": []}) == {}
+    assert replay_for([], Path("x")) == (None, {})
+
+
+def test_the_oddest_of_more_documents_must_be_odder() -> None:
+    assert limit_of(10) == 3.0
+    assert limit_of(1000) == 5.0
+    assert limit_of(0) == 2.0
