@@ -48,7 +48,7 @@ def config_of(run_dir: Path) -> RunConfig:
         run=RunSection(name="alone", dir=str(run_dir)),
         train=TrainSection(num_steps=20),
         checkpoint=CheckpointSection(interval_steps=100, keep_last=99),
-        heal=HealSection(preset="classic", rules=(("norm_over_clip", "off"), ("loss_n_sigma", "off"))),
+        heal=HealSection(pause_limit_s=600.0),
         observe=ObserveSection(ledger_look_s=0.0),
     )
 
@@ -185,6 +185,25 @@ def test_what_cannot_be_followed_is_refused_and_the_run_goes_on(tmp_path: Path) 
     assert reasons[-1] == "the run ended first: finished"
     assert len(reasons) == 6  # three equal lines are one
     assert read_lock(tmp_path) is None
+
+
+class Sick(Points):
+    """Three batches in a row that no loss can be taken of."""
+
+    def __next__(self) -> tuple[torch.Tensor, int]:
+        rows, num_live = super().__next__()
+        return (rows * torch.nan if 12 < self.next_sample <= 24 else rows), num_live
+
+
+def test_who_resumes_a_run_that_stood_still_by_itself_has_looked_into_it(tmp_path: Path) -> None:
+    resume = Order("resume", "ada@here", JOB, "", "a bad shard")
+    code, steps = train(tmp_path, {}, data=Sick(), in_pause=[resume])
+    assert (code, steps) == (0, list(range(1, 21)))
+    (paused,) = told(tmp_path, "run.paused")
+    (released,) = told(tmp_path, "run.released")
+    assert paused.step == released.step
+    assert (released.reason, released.fields["by"]) == ("a bad shard", "ada@here")
+    assert len(told(tmp_path, "run.unpaused")) == 1
 
 
 _KILLED = """
