@@ -11,7 +11,7 @@ from surefoot.core.records import Asks, LedgerEntry
 
 Severity = Literal["page", "warn", "info"]
 
-CORRUPTION_RULES: Final = frozenset({"replica_differs", "recompute_differs", "replica_norm_compare"})
+CORRUPTION_RULES: Final = frozenset({"replica_differs", "recompute_differs"})
 BREAKER_RULES: Final = frozenset({"breaker", "skips_in_a_row"})
 WITHHELD: Final = "alerts-withheld"
 TEST: Final = "test"

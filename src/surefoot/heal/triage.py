@@ -178,7 +178,7 @@ def _name(entry: LedgerEntry) -> Name | None:
         return _OF_RULE.get(rule) if rule.startswith("nonfinite") else None
     if entry.event != Event.ANOMALY_FOUND or rule.startswith("cusum"):
         return None
-    return "corruption" if rule in CORRUPTION_RULES - {"replica_norm_compare"} else _OF_RULE.get(rule, "spike")
+    return "corruption" if rule in CORRUPTION_RULES else _OF_RULE.get(rule, "spike")
 
 
 def _onset(entry: LedgerEntry) -> int:
