@@ -142,7 +142,7 @@ def _rows(run_dir: Path, signs: Sequence[Signs], entries: Sequence[LedgerEntry])
 
 def _documents(run_dir: Path, signs: Sequence[Signs], *, data: str) -> dict[int, DocumentLook]:
     """Of the gravest symptoms that documents can cause."""
-    steps = list(dict.fromkeys(one.onset_step for one in signs if one.name in _ASKED_OF_DOCUMENTS))
+    steps = list(dict.fromkeys(one.gravest_step for one in signs if one.name in _ASKED_OF_DOCUMENTS))
     looks: dict[int, DocumentLook] = {}
     for number, step in enumerate(steps):
         if number >= _MAX_LOOKS:

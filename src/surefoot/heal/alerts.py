@@ -259,6 +259,8 @@ def _action(entries: Sequence[LedgerEntry]) -> str:
             said.append(f"{entry.fields.get('kind', 'restart')}: {entry.reason}")
         elif entry.event == "step.rechecked":
             said.append(f"step {_step_of(entry)} was computed again: {entry.reason}")
+        elif entry.event == "episode.diagnosed" and entry.fields.get("phase") == "skipped":
+            said.append("its samples are left out")
         elif entry.event == "run.rolled_back":
             said.append(f"training goes on from step {entry.step}, checkpoint {entry.fields.get('checkpoint')}")
     return "; ".join(dict.fromkeys(said))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from surefoot.core.events import Event
-from surefoot.core.records import LedgerEntry
+from surefoot.core.records import Asks, LedgerEntry
 from surefoot.heal.alert_kinds import CORRUPTION_RULES, ranks_of
 
 Name = Literal["spike", "nan", "occasional-nan", "plateau", "rebound", "ranks-differ", "corruption", "schedule", "canary", "asked"]
@@ -66,6 +66,15 @@ class Signs:
     @property
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(rule_of(entry) for entry in self.entries))
+
+    @property
+    def gravest_step(self) -> int:
+        """Where the finding that asks for most began, the first of equals: the step whose documents are looked at."""
+        asks = [*map(str, Asks)]
+        grades = [
+            (asks.index(told) if (told := str(entry.fields.get("asks", ""))) in asks else 0, -_onset(entry)) for entry in self.entries
+        ]
+        return -max(grades)[1] if grades else self.onset_step
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def symptom(signs: Signs, told: Told, facts: Facts) -> Symptom:
     diagnosed = told.about(signs)
     checks = tuple(_checks(signs, facts))
     suspect, reason = _suspect(signs, checks, diagnosed, told)
-    look = facts.documents.get(signs.onset_step, DocumentLook())
+    look = facts.documents.get(signs.gravest_step, DocumentLook())
     documents = look.standing_out or (look.documents[:3] if suspect == "data" else ())
     return Symptom(
         name=signs.name,
@@ -90,7 +90,7 @@ def _checks(signs: Signs, facts: Facts) -> list[Check]:
 
 
 def documents(signs: Signs, facts: Facts) -> Check:
-    look = facts.documents.get(signs.onset_step, DocumentLook(missing="nobody has looked at the documents of this step"))
+    look = facts.documents.get(signs.gravest_step, DocumentLook(missing="nobody has looked at the documents of this step"))
     if look.missing:
         return Check("documents", "unknown", look.missing, "data")
     if not (standing := look.standing_out):
@@ -224,11 +224,11 @@ def _action(
     run, onset = facts.run, max(1, signs.onset_step)
     named = _ranks_apart(signs, diagnosed)
     if suspect == "data" and found:
-        return f"surefoot data block {run} --document {str(found[0].get('hash', ''))[:12]} --evidence-step {onset} --reason {signs.name}"
+        return f"surefoot data block {run} --document {str(found[0].get('hash', ''))[:12]} --evidence-step {signs.gravest_step} --reason {signs.name}"
     if suspect == "data" and diagnosed is not None and diagnosed.samples is not None:
         return f"surefoot data report {run} --window {diagnosed.last_step} --steps {diagnosed.last_step - diagnosed.first_step + 1}"
     if suspect == "data":
-        return f"surefoot data locate {run} --step {onset} --excerpt"
+        return f"surefoot data locate {run} --step {signs.gravest_step} --excerpt"
     if suspect == "cluster" and named:
         return f"surefoot triage {run} --vendor {named[0]}"
     if suspect == "cluster" or signs.name == "ranks-differ":

@@ -151,6 +151,16 @@ def test_a_nan_now_and_then_and_a_run_of_them(num: int, name: str) -> None:
     assert one.action == "surefoot replay runs/mine --from 9 --steps 1 --name-nonfinite"
 
 
+def test_documents_are_those_of_the_gravest_finding() -> None:
+    story = Story()
+    story.found("outlier_loss_mild", step=20, asks="record")
+    story.found("outlier_loss", step=40)
+    story.found("outlier_loss", step=60)
+    (one,) = triaged(story, documents={20: CLEAN, 40: POISONED, 60: CLEAN})
+    assert (one.onset_step, one.documents) == (20, (BAD,))
+    assert "--evidence-step 40" in one.action
+
+
 def test_findings_far_apart_are_two_symptoms() -> None:
     story = Story()
     for step in (10, 12, 900):
