@@ -244,7 +244,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(place: Place, small
 
 
 def test_a_halted_run_stays_halted_until_a_person_releases_it(place: Place) -> None:
-    place.edit("[checkpoint]", "[monitor]\nmax_skips_in_a_row = 1\n[optimizer]\nlr = 1e30\nmax_grad_norm = 0.0\n[checkpoint]")
+    place.edit("[checkpoint]", "[heal]\nbreaker_in_a_row = 2\n[optimizer]\nlr = 1e30\nmax_grad_norm = 0.0\n[checkpoint]")
     printed = place.train("train.num_steps=50", expect=6)
     assert "not finite" in printed
     assert "surefoot resume" in place.surefoot("train", str(place.run), expect=6)

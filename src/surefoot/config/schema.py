@@ -112,6 +112,9 @@ def describe_type(kind: Any) -> str:
 def describe_wanted(setting: Setting) -> str:
     """What a setting accepts, bounds and unit included: 'an integer of at least 1 (steps)'."""
     if setting.is_table:
+        (pair, *_) = get_args(setting.type)
+        if get_args(pair)[1] is str:
+            return 'a table of words by name, such as { loss_n_sigma = "alert" }'
         return "a table of numbers by name, such as { web = 7, code = 3 }"
     if get_origin(setting.type) is Union:  # a number with its bounds, or a word
         number, *others = get_args(setting.type)
