@@ -17,7 +17,8 @@ from surefoot.core import strict_json
 from surefoot.core.errors import CheckpointError, ConfigError
 from surefoot.core.records import CheckpointRef, ManifestFile, Rung
 from surefoot.core.units import show_bytes
-from surefoot.heal.contamination import Contamination, WayBack, contaminated
+from surefoot.guard.contaminated import contaminated_here
+from surefoot.heal.contamination import Contamination, WayBack
 from surefoot.observe.lineage import Lineage, Look
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, require_run
 
@@ -130,15 +131,8 @@ def _parsed_window(text: str) -> tuple[int, int]:
 
 
 def _contaminated(root: Path, lineage: Lineage, standing: Sequence[CheckpointRef], *, steps: tuple[int, int]) -> Contamination:
-    proven_on = {
-        name: [look.host for look in looks if look.event.endswith(".proven") and look.host] for name, looks in lineage.looks.items()
-    }
-    written_on = {
-        ref.id: {file.host for file in manifest.files if file.host} for ref in standing if (manifest := manifest_or_none(root / ref.id))
-    }
     now = max(lineage.counters.step, max((ref.step for ref in standing if not ref.abandoned), default=0))
-    first, last = steps
-    return contaminated(standing, first_step=first, last_step=last, step=now, proven_on=proven_on, written_on=written_on)
+    return contaminated_here(root, lineage, standing, steps=steps, step=now)
 
 
 def _window_row(found: Contamination) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry, StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.core.units import show_count, show_duration
+from surefoot.guard.contaminated import write_contamination
 from surefoot.guard.incident import write_incident
 from surefoot.guard.state import TrainState
 from surefoot.observe.ledger import Ledger, read_ledger
@@ -60,7 +61,7 @@ class Recorder:
     def ledger(self, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> None:
         """Append one line about the present step and attempt. Raises CheckpointError when it cannot be made durable.
 
-        A line that moves an episode renews the file of its incident.
+        A line that moves an episode renews the files of its incident.
         """
         if self._ledger:
             entry = self._ledger.append(
@@ -73,6 +74,7 @@ class Recorder:
                 fields=fields,
             )
             write_incident(self._ledger.path, entry)
+            write_contamination(self._ledger.path, entry)
 
     def ledger_if_possible(self, event: Event, *, reason: str, fields: Mapping[str, object]) -> None:
         """For telling of a failure whose cause may hit the ledger too: a full disk. What cannot be written goes to the log."""

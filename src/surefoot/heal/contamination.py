@@ -1,4 +1,4 @@
-"""Which checkpoints a bad stretch of training got into, and where to go back to: pure, from what the ledger says.
+"""Which checkpoints a bad stretch of training got into, where to go back to, and whether one must: pure, from what the ledger says.
 
 A checkpoint of step s holds the updates 1 to s. So everything at or after the first bad step is affected, however good its bytes are; the
 one just before it is clean.
@@ -6,8 +6,11 @@ one just before it is clean.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from surefoot.core.records import CheckpointRef, Rung
 
@@ -34,6 +37,61 @@ class Contamination:
     newest: WayBack | None
     choice: WayBack | None
     reason: str
+
+
+SALVAGE_SIGMAS: Final = 2.0
+NUM_FORETELLING, NUM_FORETELLING_LEAST = 8, 4
+"""Evaluations before the window that the path is drawn through: the newest ones, for the loss falls along no line for long. A line through
+three leaves one deviation, which is no measure of noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """Whether the state of now may be kept all the same. `largest_sigmas`: how far above its expected path the frozen loss came at most."""
+
+    may_be_kept: bool
+    num_before: int
+    num_after: int
+    largest_sigmas: float | None
+    reason: str
+
+
+def salvage(path: Sequence[tuple[int, float]], *, first_step: int) -> Salvage:
+    """From the losses on the frozen set, as (step, nats per token): a person may keep what stands where a clean run would stand.
+
+    The path before `first_step` goes on as a line; its noise, and how little is known of the line so far ahead, make the deviation. That
+    training forgot a small wrong step is possible, and no proof that it did: it is never proposed without evaluations on both sides.
+    """
+    finite = sorted((step, loss) for step, loss in path if math.isfinite(loss))
+    before = [point for point in finite if point[0] < first_step][-NUM_FORETELLING:]
+    after = [point for point in path if point[0] >= first_step]
+    if len(before) < NUM_FORETELLING_LEAST or not after:
+        reason = f"the frozen set was evaluated {len(before)} times before step {first_step} and {len(after)} times since"
+        return Salvage(False, len(before), len(after), None, f"{reason}: too few to say what would have been")
+    largest = max(_sigmas_above(before, point) for point in after)
+    if not largest <= SALVAGE_SIGMAS:
+        reason = f"the frozen loss came {largest:.1f} deviations above where {len(before)} evaluations before it lead"
+        return Salvage(False, len(before), len(after), largest if math.isfinite(largest) else None, reason)
+    reason = (
+        f"the frozen loss stayed within {SALVAGE_SIGMAS:g} deviations of where {len(before)} evaluations before it lead "
+        f"({largest:+.1f} at most, {len(after)} evaluations): it may be kept, if its cause is known and over"
+    )
+    return Salvage(True, len(before), len(after), largest, reason)
+
+
+def _sigmas_above(before: Sequence[tuple[int, float]], point: tuple[int, float]) -> float:
+    """In standard errors of the prediction of one new value by the line through `before`. Inf for what is not finite."""
+    step, loss = point
+    if not math.isfinite(loss):
+        return math.inf
+    steps, losses = [float(known) for known, _ in before], [known for _, known in before]
+    slope, intercept = statistics.linear_regression(steps, losses)
+    squares = sum((known - (slope * at + intercept)) ** 2 for at, known in zip(steps, losses, strict=True))
+    middle = statistics.fmean(steps)
+    leverage = 1 / len(steps) + (step - middle) ** 2 / sum((at - middle) ** 2 for at in steps)
+    deviation = math.sqrt(squares / (len(steps) - 2) * (1 + leverage))
+    above = loss - (slope * step + intercept)
+    return above / deviation if deviation > 0 else math.copysign(math.inf, above) if above else 0.0
 
 
 def contaminated(
