@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from surefoot.cli.run_steps import attempts_of, on_line
 from surefoot.config import load_config
@@ -22,6 +22,9 @@ from surefoot.heal.triage_checks import DocumentLook, Facts
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import fold_counters
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
+
+if TYPE_CHECKING:
+    from surefoot.cli.run_data import RunData
 
 _ASKED_OF_DOCUMENTS: Final[tuple[Name, ...]] = ("spike", "nan", "occasional-nan", "canary", "ranks-differ", "asked")
 _MAX_LOOKS: Final = 3  # at the documents of so many steps: each reads the text of a thousand others to know what is usual
@@ -54,7 +57,7 @@ def gather(run_dir: Path, told: Told, entries: Sequence[LedgerEntry], *, data: s
         step=fold_counters(entries).step,
         inventory={attempt: inventory(run_dir, attempt, entries, rows, config) for attempt in _rebounds(told.signs)},
     )
-    return replace(facts, documents=_documents(run_dir, told.signs, data=data)), notes
+    return replace(facts, documents=_documents(run_dir, told, data=data)), notes
 
 
 def inventory(
@@ -140,35 +143,55 @@ def _rows(run_dir: Path, signs: Sequence[Signs], entries: Sequence[LedgerEntry])
     return {int(row["step"]): row for row in on_line(chosen.to_pylist(), attempts_of(entries))}
 
 
-def _documents(run_dir: Path, signs: Sequence[Signs], *, data: str) -> dict[int, DocumentLook]:
+def _documents(run_dir: Path, told: Told, *, data: str) -> dict[int, DocumentLook]:
     """Of the gravest symptoms that documents can cause."""
-    steps = list(dict.fromkeys(one.gravest_step for one in signs if one.name in _ASKED_OF_DOCUMENTS))
     looks: dict[int, DocumentLook] = {}
-    for number, step in enumerate(steps):
-        if number >= _MAX_LOOKS:
+    for one in told.signs:
+        step = one.gravest_step
+        if one.name not in _ASKED_OF_DOCUMENTS or step in looks:
+            continue
+        if len(looks) >= _MAX_LOOKS:
             looks[step] = DocumentLook(missing=f"not looked at: `surefoot triage {run_dir} --step {step}` does")
-        else:
-            looks[step] = look_at_documents(run_dir, step, data=data)
+            continue
+        samples = diagnosed.samples if (diagnosed := told.about(one)) is not None else None
+        looks[step] = look_at_documents(run_dir, step, samples=samples if samples and samples[0] < samples[1] else None, data=data)
     return looks
 
 
-def look_at_documents(run_dir: Path, step: int, *, data: str) -> DocumentLook:
-    """Those of one step and the one before it, whose update made its weights, beside what is usual in their sources."""
-    from surefoot.cli.data_report import rules_off, window_of
+def look_at_documents(run_dir: Path, step: int, *, samples: tuple[int, int] | None, data: str) -> DocumentLook:
+    """Those of one step and the one before it, whose update made its weights, beside what is usual in their sources.
+
+    With `samples`, [first, end), those instead: what an episode left out is not what the step takes now.
+    """
     from surefoot.cli.run_data import open_run_data
-    from surefoot.data.quality.rules_file import rule_set
-    from surefoot.data.quality.stored import Shelf
 
     try:
         run = open_run_data(run_dir, data=data, may_be_past=True)
-        rules = rule_set(run.config.data.rules)
-        with Shelf(run.path, manifest=run.manifest) as shelf:
-            off = rules_off(run.config, rules=rules)
-            window = window_of(run, shelf, step=step, num_steps=2, rules=rules, off=off, limit=_USUAL_DOCUMENTS)
+        window = _window(run, step, samples)
     except (SurefootError, OSError) as error:
         return DocumentLook(missing=f"the documents cannot be looked at: {error.what if isinstance(error, SurefootError) else error}")
     num_documents = int(window["looked_at"]["documents"])
-    return DocumentLook(tuple(window["documents"]), num_documents, (int(window["first_step"]), step), limit_of(num_documents))
+    where = f"steps {max(1, step - 1)} to {step}" if samples is None else f"samples {samples[0]} to {samples[1] - 1}"
+    return DocumentLook(tuple(window["documents"]), num_documents, where, limit_of(num_documents))
+
+
+def _window(run: RunData, step: int, samples: tuple[int, int] | None) -> dict[str, Any]:
+    import numpy as np
+
+    from surefoot.cli.data_report import rules_off, window_of
+    from surefoot.data.quality.look import baselines
+    from surefoot.data.quality.rules_file import rule_set
+    from surefoot.data.quality.stored import Shelf
+    from surefoot.data.quality.window import window_report
+
+    rules = rule_set(run.config.data.rules)
+    off = rules_off(run.config, rules=rules)
+    with Shelf(run.path, manifest=run.manifest) as shelf:
+        if samples is None:
+            return window_of(run, shelf, step=step, num_steps=2, rules=rules, off=off, limit=_USUAL_DOCUMENTS)
+        usual = baselines(shelf, seq_len=run.order.seq_len_at(samples[0]), rules=rules, off=off, limit=_USUAL_DOCUMENTS)
+        chosen = np.arange(*samples, dtype=np.int64)
+        return window_report(shelf, run.order, chosen, rules=rules, off=off, usual=usual, blocks=run.blocklist.blocks)
 
 
 def limit_of(num_documents: int) -> float:

@@ -71,10 +71,12 @@ class Signs:
     def gravest_step(self) -> int:
         """Where the finding that asks for most began, the first of equals: the step whose documents are looked at."""
         asks = [*map(str, Asks)]
-        grades = [
-            (asks.index(told) if (told := str(entry.fields.get("asks", ""))) in asks else 0, -_onset(entry)) for entry in self.entries
-        ]
-        return -max(grades)[1] if grades else self.onset_step
+
+        def grade(entry: LedgerEntry) -> int:
+            told = str(entry.fields.get("asks", ""))
+            return asks.index(told) if told in asks else 0
+
+        return _onset(max(self.entries, key=grade)) if self.entries else self.onset_step
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -22,12 +22,12 @@ _OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "oom")
 @dataclass(frozen=True, slots=True)
 class DocumentLook:
     """The documents of a step, those that stand out most first, or why nobody could look (`missing`). `limit` is the score from which on
-    one stands out: below it, the oddest of so many documents is as odd as chance makes it. `steps` are the first and last that were looked
+    one stands out: below it, the oddest of so many documents is as odd as chance makes it. `where` says which steps or samples were looked
     at."""
 
     documents: tuple[Mapping[str, Any], ...] = ()
     num_documents: int = 0
-    steps: tuple[int, int] = (0, 0)
+    where: str = ""
     limit: float = 0.0
     missing: str = ""
 
@@ -94,8 +94,7 @@ def documents(signs: Signs, facts: Facts) -> Check:
     if look.missing:
         return Check("documents", "unknown", look.missing, "data")
     if not (standing := look.standing_out):
-        where = f"steps {look.steps[0]} to {look.steps[1]}" if look.steps[0] < look.steps[1] else f"step {look.steps[1]}"
-        return Check("documents", "ok", f"none of the {look.num_documents} documents of {where} stands out", "data")
+        return Check("documents", "ok", f"none of the {look.num_documents} documents of {look.where} stands out", "data")
     first = standing[0]
     why = "; ".join(map(str, first.get("reasons", ())[:_REASONS]))
     return Check("documents", "found", f"{len(standing)} of {look.num_documents} stand out, most {first.get('document')}: {why}", "data")
@@ -224,7 +223,8 @@ def _action(
     run, onset = facts.run, max(1, signs.onset_step)
     named = _ranks_apart(signs, diagnosed)
     if suspect == "data" and found:
-        return f"surefoot data block {run} --document {str(found[0].get('hash', ''))[:12]} --evidence-step {signs.gravest_step} --reason {signs.name}"
+        document = str(found[0].get("hash", ""))[:12]
+        return f"surefoot data block {run} --document {document} --evidence-step {signs.gravest_step} --reason {signs.name}"
     if suspect == "data" and diagnosed is not None and diagnosed.samples is not None:
         return f"surefoot data report {run} --window {diagnosed.last_step} --steps {diagnosed.last_step - diagnosed.first_step + 1}"
     if suspect == "data":

@@ -14,8 +14,8 @@ from tests.unit.heal.ledgers import Story
 
 BAD = {"document": "web/7", "hash": "abcdef0123456789", "score": 6.0, "reasons": ["its tokens surprise by 9 nats each"]}
 ODD = {"document": "web/8", "hash": "1234", "score": 1.0, "reasons": ["it has 9 tokens"]}
-CLEAN = DocumentLook((ODD,), 40, (39, 40), limit=3.6)
-POISONED = DocumentLook((BAD, ODD), 40, (39, 40), limit=3.6)
+CLEAN = DocumentLook((ODD,), 40, "steps 39 to 40", limit=3.6)
+POISONED = DocumentLook((BAD, ODD), 40, "steps 39 to 40", limit=3.6)
 
 
 def triaged(story: Story, *, asked: int | None = None, **known: Any) -> list[Symptom]:
