@@ -18,6 +18,10 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.tiers import without_credentials
 
 
+RETIRED: Mapping[str, str] = {"monitor.max_skips_in_a_row": "heal.breaker_in_a_row is what pauses a run that skips on and on"}
+"""Settings of earlier releases, which stand in the folders of their runs, and what has taken their place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A value that a person wrote. `origin` goes into the resolved config (no folder in it), `where` into error messages."""
@@ -90,10 +94,17 @@ def given_by_file(document: Document, problems: list[Problem]) -> dict[str, dict
                 path = f"{name}.{key}"
                 if key in settings_of(sections()[name]):
                     given[name][key] = Given(value, document.origin(path), document.where(path))
-                else:
+                elif path not in RETIRED:
                     what, hint = explain_unknown_key(name, key)
                     problems.append(Problem(document.where(path), what, hint))
     return given
+
+
+def retired_in(document: Document) -> list[str]:
+    """A sentence for each setting of the file that only an earlier release had."""
+    tables = {name: content for name, content in document.values.items() if isinstance(content, dict)}
+    paths = [f"{name}.{key}" for name, content in tables.items() for key in content]
+    return [f"{path} has no effect any more: {RETIRED[path]}" for path in paths if path in RETIRED]
 
 
 def lists_given(document: Document, overrides: Sequence[str]) -> dict[str, Given]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.check import Refused, checked
-from surefoot.config.document import Document, Given, given_by_file, given_by_overrides, lists_given, read_document, show
+from surefoot.config.document import Document, Given, given_by_file, given_by_overrides, lists_given, read_document, retired_in, show
 from surefoot.config.names import explain_unknown_key, explain_value, nearest
 from surefoot.config.presets import PRESETS
 from surefoot.config.problems import Problem, as_error
@@ -65,7 +65,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
         hashes=section_hashes(config),
         path=document.path,
         text=document.text,
-        warnings=tuple(questionable(config)),
+        warnings=(*retired_in(document), *questionable(config)),
     )
 
 

@@ -226,3 +226,10 @@ def test_a_file_of_another_encoding_is_refused_with_its_line(write_toml: Write) 
 @pytest.mark.parametrize(("override", "value"), [("5", 5), ("auto", "auto"), ('"auto"', "auto")])
 def test_a_setting_that_is_a_number_or_a_word_is_overridden_by_either(write_toml: Write, override: str, value: int | str) -> None:
     assert load_config(write_toml(""), [f"checkpoint.interval_steps={override}"]).config.checkpoint.interval_steps == value
+
+
+def test_a_setting_of_an_earlier_release_is_said_and_refuses_no_run_that_has_it(write_toml: Write) -> None:
+    loaded = load_config(write_toml("[monitor]\nmax_skips_in_a_row = 3\n"))
+    assert loaded.warnings[0].startswith("monitor.max_skips_in_a_row has no effect any more: heal.breaker_in_a_row")
+    with pytest.raises(ConfigError, match="max_skips"):
+        load_config(write_toml("[monitor]\nmax_skips_in_a_roww = 3\n"))
