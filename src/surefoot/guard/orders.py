@@ -31,7 +31,6 @@ from surefoot.tensors.world import World, broadcast_json, gather_json, lead
 TICK_S = 0.5
 """How often a paused run looks up. Nobody notices a sooner answer, and ranks that sleep leave their cores to others."""
 _DEFAULT_PAUSE_S = 600.0
-_BY_ORDER = "pause"
 _MAX_LINES_TOLD = 20  # of those that are no orders, by one process: a file of rubbish must not fill the ledger
 
 Done = Leave | Literal["resumed"] | None
@@ -75,8 +74,8 @@ class Orders:
         self._answered: set[str] | None = None
         self._num_lines_told = 0
         self._agreed = False
-        self._limit_s: float | None = None
-        self._held_by = ""
+        self._until_s = 0.0
+        self._by_policy = False
 
     @property
     def is_asked(self) -> bool:
@@ -100,29 +99,30 @@ class Orders:
         done = self._follow_all(is_paused=False)
         return done if isinstance(done, Leave) else None
 
-    def hold(self, *, rule: str, reason: str, limit_s: float, save: bool = True) -> Literal["resumed", "left"]:
+    def hold(self, *, rule: str, reason: str, limit_s: float, save: bool = True, by: str = "") -> Literal["resumed", "left"]:
         """Collective over the save group. Stand still until a person says `resume`, or for `limit_s`; 0 ends at once.
 
-        With `save` the state is saved first, so that whatever happens meanwhile loses nothing. "left": halted in the ledger, and the loop
-        ends with the code of a halt.
+        With `save` the state is saved first, so that whatever happens meanwhile loses nothing. `by` is who asked for it, empty for the
+        policy. "left": halted in the ledger, and the loop ends with the code of a halt.
         """
         saved = self._save_now(f"the run is paused: {reason}") if save else None
-        self._recorder.ledger(Event.RUN_PAUSED, rule=rule, reason=reason, fields={"limit_s": limit_s, "checkpoint": saved})
+        who = {"by": by} if by else {}
+        self._recorder.ledger(Event.RUN_PAUSED, rule=rule, reason=reason, fields={"limit_s": limit_s, "checkpoint": saved, **who})
         self._recorder.say(f"paused after step {self._state.step}: {reason}; `surefoot resume {self._run_dir}` goes on")
         begun_s = self._clock.monotonic_s()
-        self._limit_s, self._held_by = limit_s, rule
+        self._until_s, self._by_policy = begun_s + limit_s, not by
         while True:
             self._beat.beat(phase=Phase.STOPPED, step=self._state.step)
             if (done := self._follow_all(is_paused=True)) is not None:
                 break
-            passed_s = self._clock.monotonic_s() - begun_s
-            if (why := self._why_leave(passed_s)) is not None:
+            now_s = self._clock.monotonic_s()
+            if (why := self._why_leave(begun_s, now_s=now_s)) is not None:
                 done = Leave(TrainingHalted.exit_code, f"{reason}; {why}")
                 break
-            self._clock.sleep(min(TICK_S, max(0.0, self._limit_s - passed_s)))
+            self._clock.sleep(min(TICK_S, max(0.0, self._until_s - now_s)))
         paused_s = self._clock.monotonic_s() - begun_s
         if isinstance(done, Leave):
-            self._recorder.ledger(Event.RUN_HALTED, rule=rule, reason=done.reason)
+            self._recorder.ledger(Event.RUN_HALTED, rule=rule, reason=done.reason, fields=who)
             return "left"
         self._recorder.ledger(Event.RUN_UNPAUSED, rule=rule, reason=reason, fields={"paused_s": round(paused_s, 3)})
         self._recorder.say(f"going on after {paused_s:.0f} s of pause")
@@ -179,9 +179,9 @@ class Orders:
         self._tell_taken(order, taken)
         limit_s = float(taken["limit_s"])
         if is_paused:  # it begins anew
-            self._limit_s = limit_s
+            self._until_s = self._clock.monotonic_s() + limit_s
             return None
-        held = self.hold(rule=_BY_ORDER, reason=by, limit_s=limit_s)
+        held = self.hold(rule="pause", reason=order.reason or "no reason was given", limit_s=limit_s, by=order.by)
         return Leave(TrainingHalted.exit_code, by) if held == "left" else None
 
     def _go_back(self, order: Order, taken: Mapping[str, Any], by: str) -> None:
@@ -202,10 +202,9 @@ class Orders:
 
     def _resume(self, order: Order, taken: Mapping[str, Any]) -> None:
         """Who lets a run go on that stood still by itself has looked into it, as who releases one that has ended."""
-        is_by_policy = self._held_by != _BY_ORDER
-        self._close_episodes(order, only="" if is_by_policy else str(taken.get("incident", "none")))
+        self._close_episodes(order, only="" if self._by_policy else str(taken.get("incident", "none")))
         self._tell_taken(order, taken)
-        if is_by_policy:
+        if self._by_policy:
             self._recorder.ledger(Event.RUN_RELEASED, rule="resume", reason=order.reason, fields={"by": order.by, **taken})
         self._looked_into()
 
@@ -225,13 +224,14 @@ class Orders:
         self._beat.beat(phase=Phase.SAVE, step=self._state.step)
         return self._saver.save(reason=reason)
 
-    def _why_leave(self, passed_s: float) -> str | None:
+    def _why_leave(self, begun_s: float, *, now_s: float) -> str | None:
         """Collective over the save group. Why a pause ends in leaving, the same on all ranks; None while it goes on."""
-        told = gather_json(self._world, [self._asked_to_leave(), self._limit_s is not None and passed_s >= self._limit_s])
-        asked = next((reason for reason, _ in told if reason), None)
+        told = gather_json(self._world, [self._asked_to_leave(), now_s >= self._until_s, round(now_s - begun_s)])
+        asked = next((reason for reason, *_ in told if reason), None)
         if asked is not None:
             return f"{asked} meanwhile"
-        return f"nobody went on with it for {passed_s:.0f} s" if told[0][1] else None  # one clock for all
+        _, is_over, passed_s = told[0]  # one clock for all
+        return f"nobody went on with it for {passed_s} s" if is_over else None
 
     # --- on rank 0 ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -57,11 +58,11 @@ def train(
     run_dir: Path,
     orders: Mapping[int, Sequence[Order]],
     *,
-    in_pause: Sequence[Order] = (),
+    in_pause: Sequence[Order | None] = (),
     data: Points | None = None,
     committed_by: int = 0,
 ) -> tuple[int, list[int]]:
-    """(exit code, finished steps in the order in which they were made). `in_pause` are given one a tick.
+    """(exit code, finished steps in the order in which they were made). `in_pause` are given one a tick, None is a SIGTERM.
 
     The loop waits at step `committed_by` for the first save.
     """
@@ -71,8 +72,12 @@ def train(
     points, steps, to_come = data or Points(), [], list(in_pause)
 
     def on_tick() -> None:
-        if to_come:
-            append_order(run_dir, to_come.pop(0), clock=SystemClock())
+        if not to_come:
+            return
+        if (given := to_come.pop(0)) is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            append_order(run_dir, given, clock=SystemClock())
 
     run_dir.mkdir(exist_ok=True)
     lock = RunLock.acquire(run_dir, job=JOB, clock=SystemClock(), lease_s=30.0)
@@ -138,10 +143,18 @@ def test_a_pause_is_saved_and_ends_by_a_person(tmp_path: Path) -> None:
 
 
 def test_a_pause_that_nobody_ends_is_a_halt(tmp_path: Path) -> None:
-    assert train(tmp_path, {4: [order("pause", limit_s=1)]})[0] == TrainingHalted.exit_code
+    code, _ = train(tmp_path, {4: [order("pause", limit_s=3)]}, in_pause=[order("pause", limit_s=3)])  # it begins anew
+    assert code == TrainingHalted.exit_code
     (halted,) = told(tmp_path, "run.halted")
-    assert "nobody went on with it for 1 s" in halted.reason
+    assert halted.reason == "to pause; nobody went on with it for 4 s"
+    assert halted.fields["by"] == "ada@here"
     with pytest.raises(TrainingHalted, match="halted at step 5 by pause"):
+        train(tmp_path, {})
+
+
+def test_a_signal_ends_a_pause_and_it_stays_one(tmp_path: Path) -> None:
+    assert train(tmp_path, {4: [order("pause")]}, in_pause=[None])[0] == TrainingHalted.exit_code
+    with pytest.raises(TrainingHalted, match="halted at step 5 by pause: to pause; received SIGTERM meanwhile"):
         train(tmp_path, {})
 
 
