@@ -17,7 +17,6 @@ from surefoot.config.schema import describe_type, sections, settings_of, table_l
 from surefoot.core.errors import ConfigError
 from surefoot.core.tiers import without_credentials
 
-
 RETIRED: Mapping[str, str] = {"monitor.max_skips_in_a_row": "heal.breaker_in_a_row is what pauses a run that skips on and on"}
 """Settings of earlier releases, which stand in the folders of their runs, and what has taken their place."""
 
