@@ -55,6 +55,7 @@ from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.timing import StepTimes
 from surefoot.guard.waiting import DataWaits
+from surefoot.monitor.detectors import bound_by_hand
 from surefoot.monitor.windows import with_loss
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.world import World, world_here
@@ -242,6 +243,8 @@ class Guard:
         self._judge.get_ready()
         self._healer.take_up()
         self._monitoring.get_ready()
+        for line in bound_by_hand(self._config.heal):
+            self._recorder.say(line)
         if self._is_foreign:
             self._say_what_is_missing()
         self._restored = True

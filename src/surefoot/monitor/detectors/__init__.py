@@ -1,6 +1,6 @@
 """Detectors: from what a step showed to what is wrong with it. Pure, torch-free, the same for a live run and for a file of its losses."""
 
-from surefoot.monitor.detectors.catalog import ADVISORY, OFF, RULES, VOTES, Rule, bindings, bound_by_hand
+from surefoot.monitor.detectors.catalog import ADVISORY, OFF, RULES, Rule, bindings, bound_by_hand
 from surefoot.monitor.detectors.observation import Observation, observation_of
 from surefoot.monitor.detectors.observing import observe, rebased
 from surefoot.monitor.detectors.state import DetectorState, state_from_json
@@ -10,7 +10,6 @@ __all__ = [
     "ADVISORY",
     "OFF",
     "RULES",
-    "VOTES",
     "DetectorState",
     "Observation",
     "Rule",

@@ -22,7 +22,6 @@ class Rule:
     tiers: Asks | None
     classic: Asks | None
     false_alarms: str
-    is_vote: bool = False
 
 
 RULES: Mapping[str, Rule] = {
@@ -30,16 +29,16 @@ RULES: Mapping[str, Rule] = {
     "outlier_loss": Rule(Asks.SKIP, None, "0; 2 where the noise is Student's t of 3 degrees"),
     "outlier_loss_mild": Rule(Asks.RECORD, None, "1.4"),
     "outlier_loss_and_norm": Rule(Asks.SKIP, None, "0.5"),
-    "sustained_loss": Rule(Asks.ROLL_BACK, None, "0.3", is_vote=True),
+    "sustained_loss": Rule(Asks.ROLL_BACK, None, "0.3"),
     "sustained_loss_slow": Rule(Asks.ALERT, None, "0.8"),
-    "grad_level": Rule(Asks.ROLL_BACK, None, "0.3", is_vote=True),
+    "grad_level": Rule(Asks.ROLL_BACK, None, "0.3"),
     "grad_outlier": Rule(Asks.RECORD, None, "0.75"),
     "grad_burst": Rule(Asks.SKIP, None, "0"),
     "rank_norm": Rule(Asks.SKIP, None, "0 on small runs; public curves do not have it"),
     "rank_loss": Rule(Asks.RECORD, None, "0 on small runs; public curves do not have it"),
     "lr_jump": Rule(Asks.SKIP, Asks.SKIP, "0: it compares figures that are told"),
     "lr_not_applied": Rule(Asks.ROLL_BACK, Asks.ROLL_BACK, "0: it compares figures that are told"),
-    "canary_rise": Rule(Asks.ROLL_BACK, None, "0 of 1,126 evaluations", is_vote=True),
+    "canary_rise": Rule(Asks.ROLL_BACK, None, "0 of 1,126 evaluations"),
     "canary_apart": Rule(Asks.ALERT, None, "0 of 1,126 evaluations"),
     "update_ratio_burst": Rule(Asks.ALERT, None, "not measured on public curves"),
     ADVISORY: Rule(Asks.RECORD, None, "not measured on public curves"),
@@ -53,10 +52,6 @@ RULES: Mapping[str, Rule] = {
     "canary_2sigma_500": Rule(None, Asks.ALERT, "19 evaluations of 100, nearly all because the model learns"),
     "replica_norm_compare": Rule(None, Asks.ALERT, "thousands: healthy ranks see other samples"),
 }
-
-VOTES = frozenset(name for name, rule in RULES.items() if rule.is_vote)
-"""Rules that look at different signals: a roll-back takes `heal.num_agreeing` of them."""
-
 
 def bindings(monitor: MonitorSection, heal: HealSection) -> Mapping[str, Asks]:
     """What each rule asks for, by the preset and `[heal] rules` over it. A rule that is off is left out.

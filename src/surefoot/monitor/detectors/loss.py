@@ -22,9 +22,10 @@ NUM_KEPT, LAG, NUM_REFERENCE, NUM_REFERENCE_LEAST = 576, 64, 512, 64
 FLOOR_SHARE = 1e-3
 """Of the level: the noise of a batch of 0.5M tokens is 1.1%, so a hundred times larger batches are above it still."""
 
-TAIL_PLACE, TAIL_SIGMAS, MOST_TAIL = 3, 1.9, 2.0
-"""The third largest of 128 normal deviations lies at 2 sigma. Where it lies further out, as of Student's t, an outlier must too before it
-acts, up to twice: 10 MAD sigmas are exceeded 8 times in 10,000 at 3 degrees of freedom, and 2 times so. Two spikes move nothing."""
+NUM_TAIL_LEAST, TAIL_SIGMAS, TAIL_POWER, MOST_TAIL = 256, 2.7, 4, 2.0
+"""The highest 2% of normal losses begin at 2.05 MAD sigmas, those of public all-reduced ones at 2 to 2.7, of Student's t with 3 degrees at
+3, of a single rank at 3.3. From 2.7 on an outlier must stand out further before it acts: at 3 degrees 10 MAD sigmas are exceeded 8 times in
+10,000, and 3 times so. Ten spikes of 512 move nothing."""
 
 CLIP_SIGMAS = 8.0
 """What lies further out enters the windows at this distance: it cannot hide the next one, and a level that is here to stay is learnt."""
@@ -32,7 +33,7 @@ CLIP_SIGMAS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Where a loss stood against what was expected of it, in nats. `tail`: how many times wider than normal the noise reaches upwards."""
+    """Where a loss stood against what was expected of it, in nats. `tail`: how many times further an outlier must stand out to act."""
 
     value: float
     level: float
@@ -77,8 +78,8 @@ def loss_state(*, count: int, values: Sequence[float], sustained: Cusum, sustain
     return LossState(count, tuple(values), reference, sustained, sustained_slow)
 
 
-def expected(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """(level, sigma, tail) of the next loss from the trailing ones; None when there are too few.
+def expected(values: Sequence[float]) -> tuple[float, float] | None:
+    """(level, sigma) of the next loss from the trailing ones; None when there are too few.
 
     Where the loss falls, the level is that of a line: through the median of the newer half, with the slope between both halves or that
     within the newer one, whichever is less steep, since learning slows down. A loss that rises is no trend to follow. Sigma is by MAD
@@ -96,15 +97,24 @@ def expected(values: Sequence[float]) -> tuple[float, float, float] | None:
     start = newer - slope * middle
     if slope == 0.0:
         start = median(sorted(values))
-    deviations = [value - start - slope * place for place, value in enumerate(values)]
+    deviations = sorted([abs(value - start - slope * place) for place, value in enumerate(values)])
     level = start + slope * num
-    sigma = max(SIGMA_OF_MAD * median(sorted(map(abs, deviations))), quantum(values), FLOOR_SHARE * abs(level))
-    return level, sigma, min(MOST_TAIL, max(1.0, sorted(deviations)[-TAIL_PLACE] / (TAIL_SIGMAS * sigma)))
+    return level, max(SIGMA_OF_MAD * median(deviations), quantum(values), FLOOR_SHARE * abs(level))
+
+
+def tail_of(reference: Sequence[float]) -> float:
+    """What heavy tails multiply the distance of an outlier that acts by, from the reference of tier 2 in order; 1 while that is short."""
+    if len(reference) < NUM_TAIL_LEAST:
+        return 1.0
+    level = median(reference)
+    sigma = SIGMA_OF_MAD * mad(reference, centre=level)
+    reach = reference[-1 - len(reference) // 50] - level
+    return min(MOST_TAIL, max(1.0, reach / (TAIL_SIGMAS * sigma)) ** TAIL_POWER) if sigma > 0.0 else 1.0
 
 
 def read_loss(state: LossState, loss: float) -> Reading | None:
     known = expected(state.values[-NUM_RECENT:])
-    return Reading(loss, *known) if known is not None else None
+    return Reading(loss, *known, tail_of(state.reference)) if known is not None else None
 
 
 def read_level(state: LossState, loss: float) -> Reading | None:
