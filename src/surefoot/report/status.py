@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from surefoot.core.errors import Incompatible, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.holder import LockRecord, seconds_between
 from surefoot.core.records import CheckpointRef, LedgerEntry, Phase, Rung
+from surefoot.observe.halts import standing_halt
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import Lineage, fold_lineage
 from surefoot.observe.live import LiveRecord, is_held, read_live, read_lock
@@ -64,11 +66,12 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
         "last_checkpoint": _checkpoint(head),
         "last_step_age_s": _age_s(seen.rows, now_utc=clock.utc()),
         "goodput": None,
-        "mfu": None,
+        "mfu": _mfu(seen.rows, row),
         "eta_s": _eta_s(seen, step=step),
         "last_exercised": None,
         "prover": _prover(standing),
         "halted": _halted(seen.entries),
+        "episode": _open_episode(seen.entries),
         "num_steps": _setting(seen.config, "train", "num_steps"),
         "generation": seen.lineage.counters.generation,
         "num_restarts": seen.lineage.counters.num_restarts,
@@ -163,19 +166,35 @@ def _phase(seen: _Evidence) -> str:
 
 
 def _verdict(entries: Sequence[LedgerEntry], row: Row | None) -> str:
-    """healthy, suspect (the last update was held back) or bad (halted by policy and not released)."""
-    if _halted(entries) is not None:
+    """healthy, suspect (the last update was held back, or an episode is open) or bad (halted or paused by policy, and not released)."""
+    standing = standing_halt(entries)
+    if standing is not None and standing.event != Event.ORDER_TAKEN and not standing.fields.get("by"):
         return "bad"
     held_back = row is not None and not str(row["action"]).lower().startswith("proceed")
-    return "suspect" if held_back else "healthy"
+    return "suspect" if held_back or _open_episode(entries) is not None else "healthy"
 
 
 def _halted(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
-    """At which step, by which rule and why the run was halted; null when it was not, or a person has released it."""
-    last = next((entry for entry in reversed(entries) if entry.event in (Event.RUN_HALTED, Event.RUN_RELEASED, Event.RUN_RESUMED)), None)
-    if last is None or last.event != Event.RUN_HALTED:
+    """At which step, by which rule and why the run was halted or paused; null when it was not, or a person has released it."""
+    last = standing_halt(entries)
+    return {"step": last.step, "rule": last.rule, "reason": last.reason, "time_utc": last.time_utc} if last is not None else None
+
+
+def _open_episode(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
+    """What is being looked into: the id of the episode, from which step on, by which rule; null when nothing is."""
+    last = next((entry for entry in reversed(entries) if entry.event in (Event.EPISODE_OPENED, Event.EPISODE_CLOSED)), None)
+    if last is None or last.event == Event.EPISODE_CLOSED:
         return None
-    return {"step": last.step, "rule": last.rule, "reason": last.reason, "time_utc": last.time_utc}
+    onset = last.fields.get("onset_step", last.step)
+    return {"id": f"e{last.seq}", "rule": last.rule or last.fields.get("rule"), "onset_step": onset}
+
+
+def _mfu(rows: Sequence[Row], row: Row | None) -> float | None:
+    """The median of the newest steps of the present attempt: one that saves or compiles says little."""
+    if row is None:
+        return None
+    same = [other["mfu"] for other in rows[-_RATE_ROWS:] if other["attempt"] == row["attempt"] and other["mfu"] is not None]
+    return statistics.median(same) if same else None
 
 
 def _standing(lineage: Lineage) -> list[CheckpointRef]:

@@ -195,6 +195,38 @@ def test_a_halted_run_says_so(run: Run) -> None:
     assert run.status()["halted"] is None
 
 
+def test_a_pause_is_bad_where_policy_paused_and_not_where_a_person_did(run: Run) -> None:
+    run.train(10)
+    run.tell(Event.RUN_PAUSED, by="ada@host")
+    assert (run.status()["verdict"], run.status()["halted"]["step"]) == ("healthy", 10)
+    run.tell(Event.RUN_RELEASED)
+    run.tell(Event.RUN_PAUSED)
+    assert run.status()["verdict"] == "bad"
+
+
+def test_an_open_episode_is_suspect(run: Run) -> None:
+    run.train(10)
+    run.tell(Event.EPISODE_OPENED, onset_step=8, rule="sustained_loss")
+    episode = run.status()["episode"]
+    assert (run.status()["verdict"], episode["onset_step"], episode["rule"]) == ("suspect", 8, "sustained_loss")
+    assert episode["id"].startswith("e")
+    run.tell(Event.EPISODE_CLOSED, episode=episode["id"])
+    assert (run.status()["verdict"], run.status()["episode"]) == ("healthy", None)
+
+
+def test_mfu_is_the_median_of_the_newest_steps_of_this_attempt(run: Run) -> None:
+    run.train(10, mfu=0.1)
+    name = run.commit(None)
+    assert run.status()["mfu"] == 0.1
+    run.resume(name, step=10)
+    run.train(13, mfu=0.4)
+    run.train(14, mfu=0.01)
+    assert run.status()["mfu"] == 0.4
+    run.resume(name, step=10)
+    run.train(11)
+    assert run.status()["mfu"] is None
+
+
 def test_a_retired_checkpoint_is_never_named(run: Run) -> None:
     run.train(10)
     first = run.commit(None)
