@@ -12,13 +12,13 @@ from surefoot.core.sections import RunConfig
 from surefoot.data.slots import place_of_slot
 from tests.ranks.injections.corpus import first_sample_of, row_of
 from tests.ranks.injections.faults import Fault, Kind
-from tests.ranks.injections.runs import NUM_RANKS, NUM_SHORT_STEPS, NUM_STEPS, config_of
+from tests.ranks.injections.runs import NUM_RANKS, NUM_SHORT_STEPS, NUM_STEPS, SAVE_STEPS, config_of
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Cause = Literal["data", "state", "hardware", "schedule", "config"]
 
-_WINDOW: Final = (110, 160)
-"""The loss has settled, and what follows still shows in the rest of the run."""
+_WINDOW: Final = (165, 200)
+"""The loss has been even for long enough, and what follows still shows in the rest of the run."""
 _EARLY: Final = (45, 58)
 """For faults that no statistic is needed for: two checkpoints are there."""
 _POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
@@ -27,14 +27,21 @@ _SHORT: Final = frozenset({"biased-contribution", "lost-moments", "other-seed"})
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A fault in a run. `cause` and `ranks` are what it is to be named; `same_bits`: healed means the bits of a run without it."""
+    """A fault in a run. `cause` and `ranks` are what it is to be named; `same_bits`: healed means the bits of a run without it; another
+    `exit_code` than 0: it stays, and only a person can end it."""
 
     seed: int
     fault: Fault
     cause: Cause
     ranks: tuple[int, ...] = ()
     same_bits: bool = False
+    exit_code: int = 0
     shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def first_step(self) -> int:
+        """From here on it can be noticed: what is lost at a resume, from the first step behind the checkpoint."""
+        return self.fault.step // SAVE_STEPS * SAVE_STEPS + 1 if self.fault.kind == "lost-moments" else self.fault.step
 
     @property
     def is_short(self) -> bool:
@@ -60,9 +67,10 @@ def draw(kind: Kind, *, seed: int, data: Path) -> Case:
         case "nan-in-an-atom" | "flipped-gradient-bit" | "flipped-parameter-bit":
             return Case(seed, at_one_rank, "hardware", (rank,), same_bits=True)
         case "biased-contribution":
-            return Case(seed, at_one_rank, "hardware", (rank,))
+            return Case(seed, at_one_rank, "hardware", (rank,), exit_code=6)
         case "rate-not-as-told":
-            return Case(seed, everywhere, "schedule", same_bits=True)
+            lasts = luck.random() < 0.5
+            return Case(seed, replace(everywhere, lasts=lasts), "schedule", same_bits=not lasts, exit_code=6 if lasts else 0)
         case "rate-as-told":
             return Case(seed, everywhere, "schedule")
         case "lost-moments":

@@ -40,7 +40,8 @@ HIGH_EXPONENT_BITS = range(30, 22, -1)
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`step` is the first training step (from 1) that it gets into; `rank` where it happens, -1 on all. `place` and `bit` are drawn numbers
-    that pick a tensor and an element, or what of it is flipped; `row` the tokens of the sample that cannot be computed."""
+    that pick a tensor and an element, or what of it is flipped; `row` the tokens of the sample that cannot be computed. `lasts`: a wrong
+    rate comes again whenever its steps do; else it is over once the run has gone back."""
 
     kind: Kind
     step: int
@@ -48,6 +49,7 @@ class Fault:
     place: int = 0
     bit: int = 0
     row: tuple[int, ...] = ()
+    lasts: bool = False
 
 
 class Injection:
@@ -56,14 +58,16 @@ class Injection:
     def __init__(self, fault: Fault, parts: Parts, guard: Guard) -> None:
         self._fault, self._parts, self._guard = fault, parts, guard
         self._is_here = fault.rank in (-1, parts.world.rank)
-        self._is_spent = False
-        self._holds_row = False
+        self._is_spent = self._holds_row = False
+        self._newest_step = 0
         if self._is_here or fault.kind == "nan-of-a-sample":
             self._hook()
 
     def before_step(self, parts: Parts) -> Parts:
         """Local. What the next step works with in place of `parts`."""
         fault = self._fault
+        self._is_spent |= not fault.lasts and self._step <= self._newest_step
+        self._newest_step = self._step
         if fault.kind == "rate-as-told" and self._rate_is_wrong:
             wrong = replace(parts.config.optimizer, lr=parts.config.optimizer.lr * LR_FACTOR)
             return replace(parts, config=replace(parts.config, optimizer=wrong))
@@ -78,7 +82,7 @@ class Injection:
 
     @property
     def _rate_is_wrong(self) -> bool:
-        return self._fault.step <= self._step < self._fault.step + LR_STEPS
+        return not self._is_spent and self._fault.step <= self._step < self._fault.step + LR_STEPS
 
     @property
     def _strikes(self) -> bool:
@@ -114,8 +118,7 @@ class Injection:
         self._holds_row = self._computes and bool((tokens_BS == row).all(dim=1).any())
 
     def _change_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._rate_is_wrong and not self._is_spent:
-            self._is_spent = self._step == self._fault.step + LR_STEPS - 1
+        if self._rate_is_wrong:
             for group in optimizer.param_groups:
                 group["lr"] *= LR_FACTOR
 

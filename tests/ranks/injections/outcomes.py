@@ -61,7 +61,7 @@ class Outcome:
 
 def outcome_of(case: Case, entries: Sequence[LedgerEntry], *, exit_code: int, until_step: int | None = None) -> Outcome:
     """Of the entries about steps [fault, until_step): several faults can share a run."""
-    first = case.fault.step
+    first = case.first_step
     of_fault = [entry for entry in entries if _step_of(entry) >= first and (until_step is None or _step_of(entry) < until_step)]
     seen = [entry for entry in of_fault if entry.event in _SEEN]
     if not seen:

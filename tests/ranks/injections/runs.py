@@ -33,8 +33,8 @@ from tests.ranks.injections.faults import Fault, Injection, config_of_rank, lose
 
 NUM_RANKS: Final = 3
 SEQ_LEN: Final = 128
-NUM_STEPS: Final = 200
-NUM_SHORT_STEPS: Final = 70
+NUM_STEPS: Final = 220
+NUM_SHORT_STEPS: Final = 68
 SAVE_STEPS: Final = 20
 
 
@@ -54,7 +54,7 @@ def config_of(
         data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(**(shares or {}))),
         model=ModelSection(num_layers=2, d_model=32, num_heads=2),
         train=TrainSection(num_steps=num_steps, global_batch_size=6, micro_batch_size=1, eval_interval_steps=0, eval_num_samples=96),
-        optimizer=OptimizerSection(lr=3e-3),
+        optimizer=OptimizerSection(lr=1e-2),
         schedule=ScheduleSection(kind="constant", warmup_steps=20),
         parallel=ParallelSection(dp_shard=NUM_RANKS) if sharded else ParallelSection(dp_replicate=NUM_RANKS),
         checkpoint=CheckpointSection(interval_steps=SAVE_STEPS, keep_last=6, prove=False, tiers=("disk",)),
