@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from surefoot.checkpoint.rng import capture_rng
 from surefoot.checkpoint.state import collect
+from surefoot.core.errors import ConfigError
 from surefoot.core.records import Asks, Finding
 from surefoot.core.sections import (
     DataSection,
@@ -30,6 +31,7 @@ from surefoot.tensors.digest import tensor_digest
 from surefoot.tensors.process_group import connected, set_threads
 from surefoot.tensors.world import World
 from surefoot.train.build import build_parts, make_deterministic
+from surefoot.train.loop import open_run
 from surefoot.train.recompute import Recompute
 from surefoot.train.step import Parts, forward_backward
 
@@ -150,3 +152,18 @@ def test_two_ranks_know_that_and_not_who(run_ranks: RunRanks, data_dir: Path) ->
         for finding in (*biased.findings, *flipped.findings):
             assert (finding.evidence["ranks"], finding.evidence["verdict"]) == ([0, 1], "inconclusive")
         assert [finding.rule for finding in flipped.findings] == ["replica_differs"]
+
+
+def refused(*, rank: int, world_size: int, config: RunConfig) -> tuple[str, object]:
+    mine = replace(config, run=replace(config.run, seed=5)) if rank == 1 else config
+    with pytest.raises(ConfigError) as told, open_run(mine) as (_, guard):
+        guard.restore()
+    return str(told.value), told.value.values["ranks"]
+
+
+def test_a_rank_of_another_seed_is_refused_by_name_before_the_first_step(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    config = config_of(data_dir, SHARDED)
+    config = replace(config, run=replace(config.run, dir=str(tmp_path / "run")))
+    for message, ranks in run_ranks(refused, 3, init=False, config=config):
+        assert message.startswith("rank 1 of 3: rank 1 has run.seed 5, rank 0 has 3 — give every rank the same config")
+        assert list(ranks) == [1]
