@@ -33,8 +33,8 @@ from surefoot.launch.agent import Agent
 from surefoot.launch.logs import logging_aside
 from surefoot.launch.process import heeded_signals
 from surefoot.launch.run_folder import compare_run_folder, record_run_folder
-from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
-from surefoot.observe.halts import refuse_halted
+from surefoot.launch.torchrun import foreign_launcher, is_restart, missing_variables, what_is_missing
+from surefoot.observe.halts import refuse_halted, refuse_stopped
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import Counters, fold_counters, fold_lineage
 from surefoot.observe.live import LIVE_NAME, LiveRecord, write_live
@@ -193,6 +193,8 @@ def _open(loaded: LoadedConfig, *, lock: RunLock, clock: Clock, by: str, wanted:
     ledger, entries = open_ledger(run_dir, clock=clock, by=by)
     changes = compare_run_folder(loaded, entries=entries, accepted=wanted.accepted)
     refuse_halted(entries)
+    if is_restart(os.environ):
+        refuse_stopped(entries, generation=fold_counters(entries).generation)
     if not changes and wanted.resume_from is None and _is_over(entries, config):
         return _Opened(ledger, entries, is_over=True)
     _refuse_start(loaded, entries=entries, changes=changes, lock=lock, clock=clock, wanted=wanted)

@@ -37,3 +37,8 @@ def what_is_missing(launcher: str) -> list[str]:
         "no warm restart: every restart imports torch anew (3-4 s, more on a loaded machine)",
         f"restarts, their budget and their waits are {launcher}'s; nothing of them is ledgered",
     ]
+
+
+def is_restart(environment: Mapping[str, str]) -> bool:
+    """Whether the launcher starts these processes again because they ended, and no person does."""
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.launch.torchrun import foreign_launcher, missing_variables, what_is_missing
+from surefoot.launch.torchrun import foreign_launcher, is_restart, missing_variables, what_is_missing
 
 CONTRACT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -38,3 +38,9 @@ def test_what_is_missing_is_said_in_lines() -> None:
     assert any("memory tier" in line for line in lines)
     assert any("culprit" in line for line in lines)
     assert any("warm restart" in line for line in lines)
+
+
+def test_a_launcher_that_starts_ranks_again_says_so() -> None:
+    assert not is_restart({})
+    assert not is_restart({"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert is_restart({"TORCHELASTIC_RESTART_COUNT": "2"})
