@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.core.ports import DataPort, EvalPort, SteerableData
+from surefoot.core.ports import DataPort, EvalPort, RecomputePort, SteerableData
 
 
 def missing_capabilities(
-    *, model: nn.Module, data: DataPort, evaluation: EvalPort | None, extra: Mapping[str, object], world_size: int, under_agent: bool
+    *,
+    model: nn.Module,
+    data: DataPort,
+    evaluation: EvalPort | None,
+    extra: Mapping[str, object],
+    world_size: int,
+    under_agent: bool,
+    recompute: RecomputePort | None = None,
 ) -> list[str]:
     """One line per thing that this loop goes without, and why. Pure."""
     lines = []
@@ -20,6 +27,8 @@ def missing_capabilities(
     if not isinstance(data, SteerableData):
         absent = [name for name in ("block", "skip", "blocklist", "locate") if not hasattr(data, name)]
         lines.append(f"no document can be skipped, blocked or located: the data port has no {', '.join(absent)}")
+    if recompute is None and world_size > 1:
+        lines.append("a rank that computes wrongly is not found where nothing is replicated: hand over what computes an atom again")
     if not extra:
         lines.append("learning-rate schedules, scalers and averages are not saved: hand over what has a state_dict as extra={...}")
     if not under_agent:

@@ -54,14 +54,18 @@ def write_contamination(ledger: Path, entry: LedgerEntry) -> Path | None:
 
 
 def contamination_report(ledger: Path, entry: LedgerEntry, *, episode: str) -> dict[str, Any]:
-    """Local. The window is from the first step that is held against the run (after an audit: the one behind the last clean audit)."""
+    """Local. The window is from the first step that is held against the run (after an audit: the one behind the last clean audit).
+
+    What was saved and evaluated under later attempts, as after a roll-back, is no part of the incident.
+    """
     run_dir = ledger.parent
-    lineage = fold_lineage(read_ledger(ledger, up_to_damage=True))
+    entries = read_ledger(ledger, up_to_damage=True)
+    opened = next((known for known in entries if f"e{known.seq}" == episode), entry)
+    lineage = fold_lineage(entries)
     first, last = _window(entry)
-    standing = [ref for ref in lineage.refs if ref.id not in lineage.retired]
-    now = max(entry.step, last)
-    found = contaminated_here(run_dir / "checkpoints", lineage, standing, steps=(first, last), step=now)
-    rows = _rows(run_dir, range(max(1, first - _LOOK_BACK_STEPS), now + 1))
+    standing = [ref for ref in lineage.refs if ref.id not in lineage.retired and ref.attempt <= opened.attempt]
+    found = contaminated_here(run_dir / "checkpoints", lineage, standing, steps=(first, last), step=last)
+    rows = _rows(run_dir, range(max(1, first - _LOOK_BACK_STEPS), last + 1), attempt=opened.attempt)
     kept = salvage(_frozen_path(rows), first_step=first)
     return {
         "format_version": CONTAMINATION_FORMAT,
@@ -106,13 +110,14 @@ def _window(entry: LedgerEntry) -> tuple[int, int]:
     return max(1, int(first)), max(1, int(first), int(last))
 
 
-def _rows(run_dir: Path, steps: range) -> list[dict[str, Any]]:
-    """Of the metrics, in the order of the steps: the newest attempt of each."""
+def _rows(run_dir: Path, steps: range, *, attempt: int) -> list[dict[str, Any]]:
+    """Of the metrics, in the order of the steps: the newest attempt of each, up to `attempt`."""
     from surefoot.observe.metrics import read_steps  # pyarrow starts threads: after the fork
 
     by_step: dict[int, dict[str, Any]] = {}
     for row in read_steps(run_dir, steps=steps).to_pylist():
-        by_step[int(row["step"])] = row
+        if int(row["attempt"]) <= attempt:
+            by_step[int(row["step"])] = row
     return [by_step[number] for number in sorted(by_step)]
 
 

@@ -80,6 +80,7 @@ class Guard:
     held-out loss every `train.eval_interval_steps`; `extra` are further parts with a JSON state_dict (a schedule, a scaler) that are saved
     and restored with the rest; `numerics` comes from a loop whose sums are exact, as our own can be. `scaler` is one whose scale the loop
     multiplies its loss by before the backward, and touches no further: `clip_scale` undoes the scale, and the guard moves it and saves it.
+    `recompute` computes an atom of the last batch again, for audits.
     `can_redo`: when `judge` answers with a Redo the loop computes the same batch again, by its rotation, and asks anew.
     With a `script` the decisions of another run are taken over: nothing is judged, evaluated or saved. All methods but `applied` are
     collective: every rank calls them in the same order.
@@ -124,6 +125,7 @@ class Guard:
         self._lease = LeaseKeeper(self._place.lock, lease_s=config.launch.lease_s) if self._place.lock is not None else None
         self._state = TrainState(model=model, optimizer=optimizer, data=data, extra=extra or {}, numerics=numerics, scaler=scaler)
         self._evaluation = evaluation
+        self._recompute = recompute
         self._gradient_divisor = gradient_divisor
         self._script = script
         self._beat = self._place.board.slot(self._world.rank)
@@ -431,6 +433,7 @@ class Guard:
             extra=self._state.extra,
             world_size=self._world.size,
             under_agent=self._place.under_agent,
+            recompute=self._recompute,
         )
         for line in missing:
             self._recorder.say(f"not guarded: {line}")
@@ -459,6 +462,8 @@ class Guard:
         held = self._orders.hold(rule=action.rule, reason=action.reason, limit_s=self._config.heal.pause_limit_s)
         if held == "left":
             self._leave = Leave(TrainingHalted.exit_code, action.reason)
+        else:
+            self._healer.released()
 
     def _save(self, reason: str, wait: bool) -> str | None:
         """The id of what is committed now; None when the save goes on beside the loop, or failed."""
@@ -492,6 +497,8 @@ class Guard:
             cpu_s=sum(part.cpu_s for part in signals.ranks),
             val_loss=held_out.loss if held_out else None,
             bits_per_byte=held_out.bits_per_byte if held_out else None,
+            val_losses=held_out.per_source if held_out else {},
+            canary_loss=self._monitoring.canary_loss,
             saved=saved,
             device_tokens_per_s=self._speed.of_device(times["tokens_per_s"]),
             mfu=self._speed.mfu(times["tokens_per_s"], next_sample=self._state.data.next_sample),

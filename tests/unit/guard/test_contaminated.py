@@ -55,6 +55,19 @@ def test_a_cause_that_is_named_moves_the_window(tmp_path: Path) -> None:
     assert report["proposal"] == "start anew: no clean checkpoint is left"
 
 
+def test_what_was_saved_after_the_roll_back_is_no_part_of_it(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path)
+    opened = _append(ledger, Event.EPISODE_OPENED, {"onset_step": 21, "detected_step": 31}, step=31)
+    ledger.append(Event.RUN_ROLLED_BACK, generation=1, attempt=2, step=20, fields={"checkpoint": "s20-a1"})
+    again = {"id": "s30-a2", "step": 30, "attempt": 2, "parent": "s20-a1", "state_digest": "", "bytes": 1}
+    ledger.append(Event.CHECKPOINT_COMMITTED, generation=1, attempt=2, step=30, fields=again)
+    named = {"episode": f"e{opened.seq}", "cause": "state", "steps": [21, 31]}
+    path = write_contamination(ledger.path, ledger.append(Event.EPISODE_DIAGNOSED, generation=1, attempt=2, step=55, fields=named))
+    assert path is not None
+    report = json.loads(path.read_text())
+    assert (report["affected"], report["choice"]["cost_steps"]) == (["s30-a1"], 11)
+
+
 def test_other_lines_write_nothing(tmp_path: Path) -> None:
     ledger = _ledger(tmp_path)
     assert write_contamination(ledger.path, _append(ledger, Event.UPDATE_SKIPPED, {}, step=31)) is None
