@@ -22,7 +22,7 @@ from surefoot.guard.recovery import Recovery, RollBackWay
 from surefoot.guard.state import TrainState
 from surefoot.heal.diagnosis import KNOWN_CAUSES, Diagnosis, Run, compare_rotated, data_or_state, run_of
 from surefoot.heal.episodes import Again, Close, Episode, Episodes, GiveUp, Phase, fold_episodes, follow
-from surefoot.heal.policy import Situation, agreed_on, decide, with_votes
+from surefoot.heal.policy import HealState, Situation, agreed_on, decide, with_votes
 from surefoot.monitor.verdict import verdict_of
 from surefoot.observe.blocks import asked_fields
 from surefoot.tensors.world import World, broadcast_json, lead
@@ -108,6 +108,11 @@ class Healer:
         rotation = self.episode.rotation if self.episode is not None else 0
         if self._can_rotate and isinstance(self._state.data, RotatingData) and self._state.data.rotation != rotation:
             self._state.data.rotation = rotation
+
+    def released(self) -> None:
+        """Collective over the save group. A person let the run go on: what was held against it is looked at no more."""
+        self._state.monitor.heal = HealState()
+        self.take_up()
 
     # --- in each step ---
 
