@@ -270,6 +270,7 @@ class StepReport:
     None, or empty, is what was not measured. `lr_applied_ratio` and `update_ratios` are of the step before; times are rank 0's, of which
     `forward_s`, `backward_s` and `reduce_s` (reductions that nothing hid) are parts of `forward_backward_s`. `memory_bytes` is of the
     fullest rank, `mfu` a share of the peak, `loss_mean_128` and so on of the newest losses. `rank_losses` are per token of each rank.
+    `val_losses` are those that `val_loss` is made of, by source.
     """
 
     step: int
@@ -320,6 +321,8 @@ class StepReport:
     group_norms: Mapping[str, float] = field(default_factory=dict)
     update_ratios: Mapping[str, float] = field(default_factory=dict)
     probes: Mapping[str, float] = field(default_factory=dict)
+    canary_loss: float | None = None
+    val_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

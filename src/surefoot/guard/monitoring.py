@@ -37,6 +37,7 @@ class Monitoring:
         self._told: dict[str, int] = {}
         self._first_sample = 0
         self._is_anew = False
+        self.canary_loss: float | None = None  # of the step that was counted last, where it was asked for
 
     def get_ready(self) -> None:
         """Collective over the save group. After a restore."""
@@ -47,6 +48,7 @@ class Monitoring:
     def begin(self) -> None:
         """Local. Before the batch of a step is fetched: where it begins."""
         self._first_sample = self._state.data.next_sample
+        self.canary_loss = None
 
     def look(self, signals: Signals) -> tuple[Finding, ...]:
         """Local. What the detectors say of this step, and what was found since the last. Nothing is remembered before `commit`."""
@@ -112,6 +114,7 @@ class Monitoring:
         told = self._evaluation.canary() if self._evaluation is not None else None
         if told is None:
             return ()
+        self.canary_loss = told.loss
         monitor.canary, findings = hear(
             monitor.canary,
             step=step,

@@ -77,6 +77,8 @@ _REPORT_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("group_norms", _BY_NAME),
     ("update_ratios", _BY_NAME),
     ("probes", _BY_NAME),
+    ("canary_loss", pa.float64()),
+    ("val_losses", _BY_NAME),
 )
 STEP_SCHEMA = pa.schema(
     [*_REPORT_FIELDS, ("time_utc", pa.timestamp("ms", tz="UTC")), ("mono_s", pa.float64())],
