@@ -13,6 +13,7 @@ from surefoot.core.sections import (
     CheckpointSection,
     DataSection,
     ModelSection,
+    MonitorSection,
     ParallelSection,
     RunConfig,
     RunSection,
@@ -20,7 +21,7 @@ from surefoot.core.sections import (
     TrainSection,
 )
 from surefoot.observe.ledger import read_ledger
-from tests.ranks.training import all_reports, compare_reports, ledgered_digest, stop_after
+from tests.ranks.training import PROBE_STEPS, all_reports, compare_reports, compare_signals, ledgered_digest, stop_after
 
 RunRanks = Callable[..., list[Any]]
 
@@ -37,6 +38,7 @@ def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_s
         train=TrainSection(num_steps=num_steps, global_batch_size=9, micro_batch_size=3, eval_interval_steps=3, eval_num_samples=8),
         schedule=ScheduleSection(kind="constant", warmup_steps=2),
         parallel=parallel,
+        monitor=MonitorSection(probe_interval_steps=PROBE_STEPS),
         checkpoint=CheckpointSection(interval_steps=SAVE_STEPS, keep_last=2),
     )
 
@@ -47,6 +49,7 @@ def test_it_trains_as_one_process_does(run_ranks: RunRanks, data_dir: Path, tmp_
     for reports, text in run_ranks(all_reports, 2, init=False, config=config_of(data_dir, tmp_path / "two", parallel)):
         assert text == sample
         compare_reports(reports, alone)
+        compare_signals(reports, alone)
 
 
 @pytest.mark.parametrize("parallel", [TP2, CP2], ids=["tp", "cp"])

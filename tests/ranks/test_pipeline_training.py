@@ -13,6 +13,7 @@ from surefoot.core.sections import (
     CheckpointSection,
     DataSection,
     ModelSection,
+    MonitorSection,
     ParallelSection,
     RunConfig,
     RunSection,
@@ -20,7 +21,7 @@ from surefoot.core.sections import (
     TrainSection,
 )
 from surefoot.train.loop import open_run
-from tests.ranks.training import all_reports, compare_reports, ledgered_digest, stop_after
+from tests.ranks.training import PROBE_STEPS, all_reports, compare_reports, compare_signals, ledgered_digest, stop_after
 
 RunRanks = Callable[..., list[Any]]
 
@@ -46,6 +47,7 @@ def config_of(data_dir: Path, run_dir: Path, parallel: ParallelSection, *, num_s
         ),
         schedule=ScheduleSection(kind="constant", warmup_steps=2),
         parallel=parallel,
+        monitor=MonitorSection(probe_interval_steps=PROBE_STEPS),
         checkpoint=CheckpointSection(interval_steps=2, keep_last=2),
     )
 
@@ -59,6 +61,7 @@ def test_a_pipeline_trains_as_one_process_does(
     for reports, text in run_ranks(all_reports, parallel.num_ranks, init=False, config=config):
         assert text == sample
         compare_reports(reports, alone)
+        compare_signals(reports, alone)
 
 
 def test_a_crashed_pipeline_ends_with_the_bits_of_an_undisturbed_one(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:

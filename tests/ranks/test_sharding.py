@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,8 @@ class Seen:
     held: list[Held]
     collectives: dict[str, int]
     bytes_of_model: int
+    local_norm: float
+    norm_alone: float
 
 
 def atom(index: int) -> Batch:
@@ -86,11 +89,59 @@ def one_step(*, rank: int, world_size: int, parallel: ParallelSection) -> Seen:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         model_cut.runner.run(atoms, start=lambda _: held.append(held_here(model_cut.module, shards)), loss=loss_of)
     held.append(held_here(model_cut.module, shards))
+    local_norm = gauged_norm(model_cut)
     compare_with_one_process(model_cut.module, num_atoms=MICRO_STEPS * world_size)
     model_cut.runner.evaluate(atoms, loss=loss_of)
     held.append(held_here(model_cut.module, shards))
     collectives = {event.key: event.count for event in profiled.key_averages() if event.key.startswith("c10d::")}
-    return Seen(held, collectives, bytes_of_model=sum(parameter.numel() * 4 for parameter in shards))
+    return Seen(
+        held,
+        collectives,
+        bytes_of_model=sum(parameter.numel() * 4 for parameter in shards),
+        local_norm=local_norm,
+        norm_alone=norm_alone(atoms, sums_first=parallel.zero_stage == 1),
+    )
+
+
+def gauged_norm(model_cut: Cut) -> float:
+    assert model_cut.gauges is not None
+    return math.sqrt(float(model_cut.gauges.squared_local_norm()))
+
+
+def norm_alone(atoms: list[Batch], *, sums_first: bool, section: ModelSection = SECTION, names: Collection[str] = ()) -> float:
+    """Of the gradient that these atoms give one process, or of all their gradients beside each other; of `names` where there are any."""
+    reference = build_model(section, VOCAB_SIZE, seed=4)
+    materialise(reference, seed=4, device=CPU)
+    squares = 0.0
+    for index, one in enumerate(atoms):
+        torch.autograd.backward(loss_sum(reference, one).objective)
+        if index + 1 == len(atoms) or not sums_first:
+            own = [parameter.grad for name, parameter in reference.named_parameters() if not names or name in names]
+            squares += sum(float(gradient.square().sum()) for gradient in own if gradient is not None)
+            reference.zero_grad()
+    return math.sqrt(squares)
+
+
+def local_norm_here(*, rank: int, world_size: int, parallel: ParallelSection) -> tuple[float, float]:
+    """(measured, computed alone) of the second step: DDP sorts its buckets anew after the first."""
+    section = replace(SECTION, tie_embeddings=False)  # a tied one has a part of its gradient from either end of a pipeline
+    model_cut = cut_here(parallel, world_size=world_size, section=section)
+    place = model_cut.place
+    atoms = [atom(index * place.num_data_ranks + place.data_rank) for index in range(2)]
+    for _ in range(2):
+        for parameter in model_cut.module.parameters():
+            parameter.grad = None
+        model_cut.runner.run(atoms, start=lambda _: None, loss=loss_of)
+    names = {name for name, _ in model_cut.module.named_parameters()}
+    return gauged_norm(model_cut), norm_alone(atoms, sums_first=True, section=section, names=names)
+
+
+@pytest.mark.parametrize(
+    "parallel", [ParallelSection(dp_replicate=2), ParallelSection(pp=2), ParallelSection(pp=2, dp_shard=2)], ids=["ddp", "pp", "pp-fsdp"]
+)
+def test_a_rank_knows_its_own_gradient_before_others_are_added(run_ranks: RunRanks, parallel: ParallelSection) -> None:
+    for measured, alone in run_ranks(local_norm_here, parallel.num_ranks, parallel=parallel):
+        assert measured == pytest.approx(alone, rel=1e-4)
 
 
 def compare_with_one_process(module: nn.Module, *, num_atoms: int) -> None:
@@ -111,6 +162,7 @@ def compare_with_one_process(module: nn.Module, *, num_atoms: int) -> None:
 def test_a_stage_holds_and_sends_what_it_promises(run_ranks: RunRanks, copies: int, stage: Any) -> None:
     parallel = ParallelSection(dp_replicate=copies, dp_shard=2, zero_stage=stage)
     for seen in run_ranks(one_step, parallel.num_ranks, parallel=parallel):
+        assert seen.local_norm == pytest.approx(seen.norm_alone, rel=1e-4)
         whole, shard = seen.bytes_of_model, seen.bytes_of_model // 2
         reduced = shard if copies == 1 else 0  # fully_shard itself keeps the sum of a copy until the copies exchange theirs
         between = {

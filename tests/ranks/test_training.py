@@ -23,6 +23,7 @@ from surefoot.core.sections import (
     CheckpointSection,
     DataSection,
     ModelSection,
+    MonitorSection,
     ParallelSection,
     RunConfig,
     RunSection,
@@ -33,6 +34,7 @@ from surefoot.observe.ledger import read_ledger
 from surefoot.tensors.digest import tensor_digest
 from surefoot.train.loop import open_run, training_steps
 from surefoot.train.step import Parts, train_step
+from tests.ranks.training import PROBE_STEPS, compare_signals
 
 RunRanks = Callable[..., list[Any]]
 
@@ -47,6 +49,7 @@ def config_of(data_dir: Path, run_dir: Path, **parts: Any) -> RunConfig:
         ),
         schedule=ScheduleSection(kind="constant", warmup_steps=2),
         parallel=parts.get("parallel", ParallelSection()),
+        monitor=MonitorSection(probe_interval_steps=PROBE_STEPS),
         checkpoint=parts.get("checkpoint", CheckpointSection(interval_steps=2, keep_last=2)),
     )
 
@@ -81,6 +84,8 @@ def test_every_layout_gives_the_losses_of_one_process(layout: str, run_ranks: Ru
             assert many.num_live_tokens == one.num_live_tokens
             assert many.next_sample == one.next_sample
         assert reports[-1].val_loss == pytest.approx(alone[-1].val_loss, abs=1e-4)
+        compare_signals(reports, alone, probes=False)
+        assert len(set(reports[0].rank_norms)) == parallel.num_ranks  # after the reduction all would have the same
 
 
 Consumed = list[list[list[str]]]
