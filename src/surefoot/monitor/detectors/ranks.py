@@ -18,7 +18,7 @@ NORM_FACTOR = 30.0
 """A rank's norm beside the others' must be so many times what it usually is: two sequences per rank reach 8 in the first steps of healthy
 small runs, a flipped high bit of an exponent ten thousand and more."""
 
-NORM_SPREADS, LOSS_SPREADS = 12.0, 12.0
+NORM_SPREADS, LOSS_SPREADS = 12.0, 20.0
 LOSS = Limits(slack=1.0, height=20.0)
 NUM_LEAST, NUM_LEAST_LOSSES = 16, 64
 LEAST_SHARE = 0.25
