@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from surefoot.core.ports import CanaryPort
-from surefoot.core.sections import CanarySection, DataSection, ModelSection, RunConfig, TrainSection
+from surefoot.core.sections import CanarySection, DataSection, ModelSection, RunConfig, RunSection, TrainSection
 from surefoot.model.loss import loss_of
+from surefoot.observe.metrics import read_steps
 from surefoot.tensors.batch import IGNORED_LABEL
 from surefoot.tensors.world import single_world
 from surefoot.train.build import build_parts
+from surefoot.train.loop import training_steps
 from surefoot.train.step import Parts
 from tests.three_sources import SOURCES, prepare_three
 
@@ -74,3 +76,18 @@ def test_the_canary_is_another_set_and_repeats_its_bits(three: Path) -> None:
 
 def test_a_canary_that_nobody_wants_is_none(three: Path) -> None:
     assert parts_of(three, canary=CanarySection(interval_steps=0)).evaluation.canary() is None
+
+
+def test_rows_of_a_run_have_the_canary_where_it_was_asked_for(three: Path, tmp_path: Path) -> None:
+    config = replace(
+        parts_of(three, canary=CanarySection(num_tokens=9 * 32, interval_steps=2)).config,
+        run=RunSection(dir=str(tmp_path / "run")),
+        train=TrainSection(num_steps=5, global_batch_size=6, micro_batch_size=3, eval_num_samples=7, eval_interval_steps=3),
+    )
+    reports = list(training_steps(config))
+    assert [report.step for report in reports if report.canary_loss is not None] == [2, 4]
+    assert [report.step for report in reports if report.val_losses] == [3, 5]
+    rows = read_steps(tmp_path / "run").to_pylist()
+    assert [row["canary_loss"] for row in rows] == [report.canary_loss for report in reports]
+    assert dict(rows[-1]["val_losses"]) == reports[-1].val_losses
+    assert sorted(reports[-1].val_losses) == sorted(SOURCES)
