@@ -17,3 +17,12 @@ def planning_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def stability_data() -> Path:
+    """The folder of training curves; the test is skipped, with a reason, where there is none."""
+    folder = ROOT / "stability"
+    if not folder.is_dir():
+        pytest.skip(f"no reference data at {folder}")
+    return folder
