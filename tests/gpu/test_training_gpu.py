@@ -65,13 +65,14 @@ def test_the_first_step_has_the_loss_and_gradient_of_the_cpu(device: torch.devic
     assert found[device.type][1] == pytest.approx(found["cpu"][1], rel=1e-4)
 
 
-def test_bf16_stays_close_to_float32(device: torch.device, config: RunConfig) -> None:
+def test_half_precision_stays_close_to_float32(device: torch.device, config: RunConfig) -> None:
     losses = {}
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", "bf16", "fp16"):
         parts = parts_on(device, replace(config, train=replace(config.train, precision=precision)))
         losses[precision] = first_loss(parts)
         assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in parts.parameters)
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)  # 8 bits of mantissa, averaged over hundreds of tokens
+    assert losses["fp16"] == pytest.approx(losses["fp32"], rel=0.002)  # 11 bits
 
 
 def test_a_step_twice_gives_the_same_bits(device: torch.device, config: RunConfig) -> None:
