@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.errors import SurefootError
-from surefoot.monitor.vector import Flag, HostWords, encode, fold
+from surefoot.monitor.probe_figures import probe_figures
+from surefoot.monitor.vector import Flag, HostWords, Layout, encode, fold
 
 HOST = HostWords(
     generation=3,
@@ -28,8 +30,16 @@ HOST = HostWords(
 )
 
 
-def words(host: HostWords, loss_sum: float = 250.0, squared_norm: float = 4.0, num_nonfinite: float = 0.0) -> torch.Tensor:
-    return encode(host, device_values=torch.tensor([loss_sum, squared_norm, 0.0, 0.0, num_nonfinite], dtype=torch.float64))
+def words(
+    host: HostWords,
+    loss_sum: float = 250.0,
+    squared_norm: float = 4.0,
+    num_nonfinite: float = 0.0,
+    local: float = 9.0,
+    tail: Sequence[float] = (),
+) -> torch.Tensor:
+    values = [loss_sum, squared_norm, 0.0, 0.0, num_nonfinite, local, *tail]
+    return encode(host, device_values=torch.tensor(values, dtype=torch.float64))
 
 
 def test_a_vector_folds_into_what_went_in() -> None:
@@ -50,7 +60,7 @@ def test_levels_and_ranks_are_added_without_rounding_in_between() -> None:
     coarse, fine = 2.0**60, 2.0**-40
     rows = torch.stack(
         [
-            encode(HOST, device_values=torch.tensor([0.0, *levels, 0.0], dtype=torch.float64))
+            encode(HOST, device_values=torch.tensor([0.0, *levels, 0.0, 0.0], dtype=torch.float64))
             for levels in ((coarse, fine, 0.0), (-coarse, 0.0, fine))
         ]
     )
@@ -88,6 +98,7 @@ def test_a_non_finite_rank_makes_the_whole_non_finite(value: float) -> None:
         ("attempt", replace(HOST, attempt=99)),
         ("step", replace(HOST, step=99)),
         ("blocklist_word", replace(HOST, blocklist_word=99)),
+        ("layout_word", replace(HOST, layout_word=99)),
     ],
 )
 def test_ranks_on_different_counters_or_blocklists_are_named(field: str, other: HostWords) -> None:
@@ -100,3 +111,57 @@ def test_ranks_on_different_counters_or_blocklists_are_named(field: str, other: 
 def test_the_sum_does_not_depend_on_the_order_of_ranks(losses: list[float]) -> None:
     rows = torch.stack([words(HOST, loss_sum=loss) for loss in losses])
     assert fold(rows).loss == fold(rows.flip(0)).loss
+
+
+LAYOUT = Layout(groups=("embed", "blocks.0"), sums=("log_z_n:head", "log_z_sum:head"), maxima=("act_max:blocks.0",))
+NO_UPDATE = (0.0,) * 4
+
+
+def test_a_rank_keeps_its_own_norm_and_memory() -> None:
+    rows = torch.stack((words(HOST), words(replace(HOST, memory_bytes=77), local=math.inf)))
+    assert [(part.local_norm, part.memory_bytes) for part in fold(rows).ranks] == [(3.0, 0), (math.inf, 77)]
+    assert math.isnan(fold(words(HOST, local=math.nan).unsqueeze(0)).ranks[0].local_norm)
+
+
+def test_squares_of_a_group_are_added_over_ranks() -> None:
+    rows = torch.stack((words(HOST, tail=(9.0, 0.0, 1e-6, 0.0, 2.0, 0.0)), words(HOST, tail=(16.0, math.inf, 3e-6, 0.0, 2.0, 0.0))))
+    signals = fold(rows, layout=LAYOUT)
+    assert signals.group_norms == {"embed": 5.0 / 200, "blocks.0": math.inf}
+    assert signals.update_ratios == {"embed": pytest.approx(1e-3)}  # nobody has told of an update of the other
+    assert signals.probes == {}
+
+
+def test_probes_are_there_where_the_vector_is_longer() -> None:
+    squares = (1.0, 1.0, *NO_UPDATE)
+    rows = torch.stack((words(HOST, tail=(*squares, 3.0, 6.0, 0.5)), words(HOST, tail=(*squares, 1.0, 6.0, -math.inf))))
+    assert fold(rows, layout=LAYOUT, figures=probe_figures).probes == {"log_z": 3.0, "act_max:blocks.0": 0.5}
+    nowhere = torch.stack((words(HOST, tail=(*squares, 0.0, 0.0, -math.inf)),) * 2)
+    assert fold(nowhere, layout=LAYOUT, figures=probe_figures).probes == {}
+    lost = torch.stack((words(HOST, tail=(*squares, 3.0, 6.0, math.nan)), words(HOST, tail=(*squares, 1.0, 6.0, 1.0))))
+    assert math.isnan(fold(lost, layout=LAYOUT, figures=probe_figures).probes["act_max:blocks.0"])
+
+
+@pytest.mark.parametrize("num_words", [1, 5, 7, 8, 10])
+def test_a_vector_of_another_length_is_refused(num_words: int) -> None:
+    with pytest.raises(SurefootError, match="its layout"):
+        fold(words(HOST, tail=(0.0,) * num_words).unsqueeze(0), layout=LAYOUT)
+
+
+def test_layouts_of_other_names_have_other_words() -> None:
+    others = [Layout(), replace(LAYOUT, groups=("embed",)), replace(LAYOUT, sums=LAYOUT.maxima, maxima=LAYOUT.sums), LAYOUT]
+    assert len({layout.word for layout in others}) == len(others)
+    assert all(0 <= layout.word < 2**63 for layout in others)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [((1.0, 0.5), 0.5), ((30.0, 0.5), 30.0), ((math.nan, 1.0), 1.0), ((1.0, 0.0), 0.0), ((math.inf, 0.5), math.inf)]
+)
+def test_of_applied_rates_the_one_furthest_from_what_was_told_counts(told: tuple[float, float], expected: float) -> None:
+    rows = torch.stack([words(replace(HOST, lr=1e-3, lr_applied_ratio=ratio)) for ratio in told])
+    assert fold(rows).lr_applied_ratio == fold(rows.flip(0)).lr_applied_ratio == expected
+    assert fold(rows).lr == 1e-3
+
+
+def test_an_order_is_heard_from_any_rank() -> None:
+    assert not fold(torch.stack((words(HOST), words(HOST)))).order_requested
+    assert fold(torch.stack((words(HOST), words(replace(HOST, flags=Flag.ORDER))))).order_requested
