@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_a_small_update_of_large_weights_is_not_lost_in_half_precision() -> None
     sizes = UpdateSizes(num_groups=1)
     sizes.before([weights], groups=[0])
     with torch.no_grad():
-        weights += 2.0**-7
+        weights.add_(2.0**-7)
     sizes.after(step=1)
     update, weight = sizes.take(step=1, device=CPU).tolist()
     assert math.sqrt(update / weight) == pytest.approx(2.0**-7 / (1 + 2.0**-7), rel=1e-3)
@@ -87,7 +88,7 @@ def test_reading_changes_nothing() -> None:
 
 def test_a_rate_that_is_applied_as_told_is_1_in_every_group() -> None:
     rate = AppliedRate()
-    groups = [{"lr": 1e-3}, {"lr": torch.tensor(2.5e-4)}]  # the second follows at a factor of its own, as under mup
+    groups: list[dict[str, Any]] = [{"lr": 1e-3}, {"lr": torch.tensor(2.5e-4)}]  # the second follows at a factor of its own, as under mup
     rate.after(groups, told=1e-3, step=1)
     assert rate.take(step=1) == pytest.approx(1.0)
     rate.after([{"lr": 5e-4}, {"lr": 1.25e-4}], told=5e-4, step=2)
