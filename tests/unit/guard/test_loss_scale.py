@@ -72,7 +72,7 @@ def train(
                 guard.applied()
             optimizer.zero_grad()
             action = guard.finish().action
-            assert torch.equal(before, model.weight) is (action == "skip")
+            assert torch.equal(before, model.weight) is (action != "proceed")
             seen.append((action, scaler.get_scale() if scaler is not None else 1.0))
             if guard.step == stop_at:
                 raise KeyboardInterrupt
@@ -107,6 +107,15 @@ def test_overflows_while_the_scale_still_falls_are_no_illness(tmp_path: Path) ->
     seen, _ = train(config_of(tmp_path), scaler_of(), sick=tuple(range(1, 11)))
     assert [action for action, _ in seen] == ["skip"] * 10 + ["proceed"] * 2
     assert seen[9] == ("skip", 1.0)
+
+
+def test_at_the_smallest_scale_an_overflow_is_like_any_other_illness(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="6"):
+        train(config_of(tmp_path), scaler_of(2.0**-13), sick=tuple(range(1, 13)))
+    entries = read_ledger(tmp_path / "ledger.jsonl")
+    skipped = [(entry.step, entry.rule) for entry in entries if entry.event == "update.skipped"]
+    # The first one still lowers the scale; the breaker counts three more.
+    assert skipped == [(1, "loss_scale_backoff"), (2, "loss_scale_backoff"), (3, "loss_scale_backoff"), (4, "breaker")]
 
 
 def test_torch_has_no_smallest_scale_so_the_guard_has_one() -> None:
