@@ -314,15 +314,15 @@ class MonitorSection:
         low=3.0,
     )
     mild_sigmas: float = setting(
-        7.5, "outlier_loss_mild, which only records: 1.4 in 10,000, and the lone outliers of public runs stand at 7.6 and more", low=3.0
+        7.5, "outlier_loss_mild, which only records: 1.3 in 10,000, and the lone outliers of public runs stand at 7.6 and more", low=3.0
     )
     joint_sigmas: float = setting(6.0, "outlier_loss_and_norm: loss and log gradient norm both this far up", low=3.0)
     sustained_height: float = setting(
-        12.0, "sustained_loss: height of its cumulative sum; 0.3 in 10,000, a rise of 0.1 nats is found in 8 steps", low=4.0
+        12.0, "sustained_loss: height of its cumulative sum; 0.2 in 10,000, a rise of 0.1 nats is found in 8 steps", low=4.0
     )
-    sustained_slow_height: float = setting(20.0, "sustained_loss_slow: the same for smaller rises; 0.9 in 10,000", low=4.0)
+    sustained_slow_height: float = setting(20.0, "sustained_loss_slow: the same for smaller rises; 1.2 in 10,000", low=4.0)
     grad_level_height: float = setting(
-        18.0, "grad_level: the same of the log gradient norm; 0.3 in 10,000 (15: 1.1), half as much again is found in 7 steps", low=4.0
+        18.0, "grad_level: the same of the log gradient norm; 0.2 in 10,000 (15: 1.1), half as much again is found in 7 steps", low=4.0
     )
     grad_outlier_factor: float = setting(5.0, "grad_outlier, which only records: times the trailing median of 256 norms", low=1.0)
     grad_burst_factor: float = setting(

@@ -27,12 +27,12 @@ class Rule:
 RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(Asks.SKIP, Asks.SKIP, "0"),
     "outlier_loss": Rule(Asks.SKIP, None, "0; 2 where the noise is Student's t of 3 degrees"),
-    "outlier_loss_mild": Rule(Asks.RECORD, None, "1.4"),
-    "outlier_loss_and_norm": Rule(Asks.SKIP, None, "0.5"),
-    "sustained_loss": Rule(Asks.ROLL_BACK, None, "0.3"),
-    "sustained_loss_slow": Rule(Asks.ALERT, None, "0.8"),
-    "grad_level": Rule(Asks.ROLL_BACK, None, "0.3"),
-    "grad_outlier": Rule(Asks.RECORD, None, "0.75"),
+    "outlier_loss_mild": Rule(Asks.RECORD, None, "1.3"),
+    "outlier_loss_and_norm": Rule(Asks.SKIP, None, "0.6"),
+    "sustained_loss": Rule(Asks.ROLL_BACK, None, "0.24"),
+    "sustained_loss_slow": Rule(Asks.ALERT, None, "1.2"),
+    "grad_level": Rule(Asks.ROLL_BACK, None, "0.24"),
+    "grad_outlier": Rule(Asks.RECORD, None, "0.72"),
     "grad_burst": Rule(Asks.SKIP, None, "0"),
     "rank_norm": Rule(Asks.SKIP, None, "0 on small runs; public curves do not have it"),
     "rank_loss": Rule(Asks.RECORD, None, "0 on small runs; public curves do not have it"),
@@ -52,6 +52,7 @@ RULES: Mapping[str, Rule] = {
     "canary_2sigma_500": Rule(None, Asks.ALERT, "19 evaluations of 100, nearly all because the model learns"),
     "replica_norm_compare": Rule(None, Asks.ALERT, "thousands: healthy ranks see other samples"),
 }
+
 
 def bindings(monitor: MonitorSection, heal: HealSection) -> Mapping[str, Asks]:
     """What each rule asks for, by the preset and `[heal] rules` over it. A rule that is off is left out.

@@ -12,7 +12,7 @@ from surefoot.monitor.detectors.advice import NUM_KEPT as NUM_ADVICE
 from surefoot.monitor.detectors.advice import Advice
 from surefoot.monitor.detectors.classics import ClassicState
 from surefoot.monitor.detectors.cusum import Cusum
-from surefoot.monitor.detectors.loss import LossState, loss_state
+from surefoot.monitor.detectors.loss import Baseline, LossState
 from surefoot.monitor.detectors.norms import NUM_KEPT as NUM_NORMS
 from surefoot.monitor.detectors.norms import NormState
 from surefoot.monitor.detectors.plateau import PlateauState
@@ -50,7 +50,7 @@ class DetectorState:
         loss, ranks, rate, classic = self.loss, self.ranks, self.rate, self.classic
         return {
             "version": STATE_VERSION,
-            "loss": [loss.count, list(loss.values), _sums([loss.sustained, loss.sustained_slow])],
+            "loss": [loss.count, list(loss.values), _baseline(loss.baseline), _sums([loss.sustained, loss.sustained_slow])],
             "norm": [list(self.norm.logs.values), _sums([self.norm.level])],
             "ranks": [
                 *(ranks.count, list(ranks.centres), _number(ranks.norm_spread), _number(ranks.loss_spread)),
@@ -70,14 +70,14 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
     if value.get("version") != STATE_VERSION:
         what = f"detector state of version {value.get('version')}, this release reads {STATE_VERSION}"
         raise Incompatible(what, where="monitor.detectors", hint="go on with the release that wrote it")
-    count, losses, (fast, slow) = value["loss"]
+    count, losses, baseline, (fast, slow) = value["loss"]
     logs, (level,) = value["norm"]
     num, centres, norm_spread, loss_spread, *sums = value["ranks"]
     step, lr, growth = value["rate"]
     block, blocks, is_told = value["plateau"]
     old_losses, old_norms, spike_step, before = value["classic"]
     return DetectorState(
-        loss=loss_state(count=int(count), values=losses, sustained=_cusum(fast), sustained_slow=_cusum(slow)),
+        loss=LossState(int(count), tuple(losses), Baseline(*baseline) if baseline else None, _cusum(fast), _cusum(slow)),
         norm=NormState(window_of(logs, size=NUM_NORMS), _cusum(level)),
         ranks=RankState(
             int(num),
@@ -91,6 +91,10 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
         classic=ClassicState(tuple(old_losses), tuple(old_norms), int(spike_step), _known(before)),
         plateau=PlateauState(tuple(block), tuple(blocks), bool(is_told)),
     )
+
+
+def _baseline(baseline: Baseline | None) -> list[float] | None:
+    return [baseline.count, baseline.level, baseline.slope, baseline.sigma, baseline.tail] if baseline is not None else None
 
 
 def _sums(cusums: Sequence[Cusum]) -> list[list[float]]:
