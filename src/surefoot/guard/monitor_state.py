@@ -16,6 +16,7 @@ from surefoot.monitor.spikes import SpikeWatch, watch_from_json
 @dataclass
 class MonitorState:
     """`watch` is open while it is not known what became of a spike; `canary_anew`: a stage or batch began since the last canary.
+    `canary_tokens` is how many the set had that `canary` is about: settings may make it another one between two starts.
 
     `pending` were made between two steps, by a canary or an audit, and are heard in the next judgement. `losses` are the newest ones."""
 
@@ -23,6 +24,7 @@ class MonitorState:
     detectors: DetectorState = field(default_factory=DetectorState)
     canary: CanaryState = field(default_factory=CanaryState)
     canary_anew: bool = False
+    canary_tokens: int = 0
     watch: SpikeWatch | None = None
     pending: tuple[Finding, ...] = ()
     losses: tuple[float, ...] = ()
@@ -33,6 +35,7 @@ class MonitorState:
             "detectors": self.detectors.to_json(),
             "canary": self.canary.to_json(),
             "canary_anew": self.canary_anew,
+            "canary_tokens": self.canary_tokens,
             "watch": self.watch.to_json() if self.watch is not None else None,
             "pending": [asdict(finding) for finding in self.pending],
             "losses": list(self.losses),
@@ -46,6 +49,7 @@ def monitor_state_from_json(value: Mapping[str, Any]) -> MonitorState:
         detectors=state_from_json(value.get("detectors", {})),
         canary=canary_from_json(value.get("canary", {})),
         canary_anew=bool(value.get("canary_anew", False)),
+        canary_tokens=int(value.get("canary_tokens", 0)),
         watch=watch_from_json(value["watch"]) if value.get("watch") else None,
         pending=tuple(Finding(**{**found, "asks": Asks(found["asks"])}) for found in value.get("pending", ())),
         losses=tuple(map(float, value.get("losses", ()))),

@@ -78,7 +78,9 @@ class Monitoring:
         if self._evaluation is None or best != best or not self._config.canary.interval_steps:
             return None
         told = self._evaluation.canary()
-        return None if told is None else not told.loss <= best + self._config.canary.margin_nats
+        if told is None or told.num_tokens != self._state.monitor.canary_tokens:
+            return None
+        return not told.loss <= best + self._config.canary.margin_nats
 
     def worth_telling(self, findings: Sequence[Finding], *, step: int) -> list[Finding]:
         """Local. Without what the same rule said a moment ago; what asks for action is always told."""
@@ -120,11 +122,11 @@ class Monitoring:
             step=step,
             loss=told.loss,
             section=self._config.canary,
-            rebased=monitor.canary_anew,
+            rebased=monitor.canary_anew or told.num_tokens != monitor.canary_tokens,
             loss_is_high=monitor.watch is not None,
             rules=self._rules,
         )
-        monitor.canary_anew = False
+        monitor.canary_anew, monitor.canary_tokens = False, told.num_tokens
         return findings
 
     def _watch(self, signals: Signals) -> None:
