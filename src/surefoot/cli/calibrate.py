@@ -25,6 +25,7 @@ def calibrate(
     budget: Annotated[
         float, typer.Option("--budget", min=0.0, help="False alarms per 10,000 rows that a suggested threshold may have.")
     ] = 0.5,
+    places: Annotated[int, typer.Option("--places", min=0, help="How many places each fault is put into.")] = 12,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the places that faults are put into.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -50,7 +51,13 @@ def calibrate(
     if start > series.steps[-1]:
         raise ConfigError(f"the table ends at step {series.steps[-1]}", where="--from-step", hint="an earlier step")
     told = calibrated(
-        series, from_step=start, thresholds=thresholds_of(monitor), budget_per_10k=budget, acting=bindings(monitor, heal), seed=seed
+        series,
+        from_step=start,
+        thresholds=thresholds_of(monitor),
+        budget_per_10k=budget,
+        acting=bindings(monitor, heal),
+        seed=seed,
+        num_places=places,
     )
     if json_output:
         typer.echo(strict_json.dumps({"schema_version": SCHEMA_VERSION, **answer_of(told, budget=budget)}))

@@ -154,13 +154,20 @@ def healthy_start(series: Series) -> int:
 
 
 def calibrate(
-    series: Series, *, from_step: int, thresholds: Thresholds, budget_per_10k: float, acting: Mapping[str, Asks], seed: int = 0
+    series: Series,
+    *,
+    from_step: int,
+    thresholds: Thresholds,
+    budget_per_10k: float,
+    acting: Mapping[str, Asks],
+    seed: int = 0,
+    num_places: int = NUM_PLACES,
 ) -> Calibration:
     """The figures of all detectors that this series has the signals for. `acting`: what rules ask for by the settings that are judged."""
     names = (*OF_LOSS, *CLASSIC_OF_LOSS, *((*OF_NORM, *CLASSIC_OF_NORM) if series.has_norms else ()))
     everything = dict.fromkeys(names, Asks.RECORD)
     first = next((row for row, step in enumerate(series.steps) if step >= from_step), len(series.steps))
-    places = _places(len(series.steps), first=first, seed=seed)
+    places = _places(len(series.steps), first=first, num=num_places, seed=seed)
     seen = _pass(series, rules=everything, thresholds=thresholds, keep=frozenset(places))
     powers = _powers(series, seen, names=names, places=places, rules=everything, thresholds=thresholds)
     num_healthy = len(series.steps) - first
@@ -212,10 +219,10 @@ def _spacing(steps: Sequence[int]) -> float:
     return max(1.0, (steps[-1] - steps[0]) / max(1, len(steps) - 1))
 
 
-def _places(num_rows: int, *, first: int, seed: int) -> list[int]:
+def _places(num_rows: int, *, first: int, num: int, seed: int) -> list[int]:
     """Rows that faults begin at: none where too little comes before or behind them."""
     choices = range(max(first, 1), num_rows - MIN_ROWS_AFTER)
-    return sorted(random.Random(seed).sample(choices, min(NUM_PLACES, len(choices))))
+    return sorted(random.Random(seed).sample(choices, min(num, len(choices))))
 
 
 def _pass(series: Series, *, rules: Mapping[str, Asks], thresholds: Thresholds, keep: frozenset[int]) -> _Pass:
