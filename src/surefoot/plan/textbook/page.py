@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from textwrap import wrap
 
+from surefoot.plan.textbook import detectors as textbook_detectors
 from surefoot.plan.textbook import laws as textbook_laws
 from surefoot.plan.textbook import memory as textbook_memory
 from surefoot.plan.textbook import recovery as textbook_recovery
@@ -34,7 +35,7 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter("Budgets, scaling laws, batches", textbook_laws.rows()),
         Chapter("Memory, pipelines, layouts", textbook_memory.rows()),
         Chapter("Failures, checkpoints, money", textbook_recovery.rows()),
-        Chapter("Spikes, canaries, number formats", textbook_stability.rows()),
+        Chapter("Spikes, canaries, number formats", (*textbook_stability.rows(), *textbook_detectors.rows())),
     )
 
 
