@@ -133,9 +133,7 @@ def main() -> int:
     cadence = MonitorSection().probe_interval_steps
     mean = shares[0] + (shares[1] - shares[0]) / cadence
     _show_buckets(rows)
-    print(
-        f"every step {shares[0]:.3%}, a probed one {shares[1]:.3%}; with one step in {cadence} probed {mean:.3%} of the CPU-seconds of a step"
-    )
+    print(f"every step {shares[0]:.3%}, a probed one {shares[1]:.3%} of its CPU-seconds; with one in {cadence} probed {mean:.3%}")
     if options.small:
         return 0
     print(f"at most {MOST_SHARE:.0%}: {'met' if mean <= MOST_SHARE else 'MISSED'}")
