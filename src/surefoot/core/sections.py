@@ -306,7 +306,7 @@ class MonitorSection:
         0.0, "forward and backward, for MFU; 0 counts those of our decoder, a model of another kind has none", unit="FLOPs", low=0.0
     )
     audit_interval_steps: int = setting(
-        100, "replicas are compared, and a neighbour's atom is computed again, this often; 0 is off", unit="steps", low=0
+        100, "replicas are compared, and all ranks compute one atom of the step again, this often; 0 is off", unit="steps", low=0
     )
     outlier_sigmas: float = setting(
         10.0,

@@ -1,8 +1,8 @@
 """The audit: bits that several ranks should have alike are compared, and whoever has others is named.
 
-Two questions at each audit. Is what is replicated (weights, moments, optimizer steps) the same on all ranks that hold it? Does a neighbour
-that computes this rank's atom get this rank's gradient? The first sees what went wrong at rest or in the update, where there are replicas;
-the second sees a rank that computes wrongly, under full sharding too, where every rank would have the same wrong sum.
+Two questions at each audit. Is what is replicated (weights, moments, optimizer steps) the same on all ranks that hold it? Do all ranks get
+the same gradient of one atom? The first sees what went wrong at rest or in the update, where there are replicas; the second sees a rank
+that computes wrongly, under full sharding too, where every rank would have the same wrong sum.
 """
 
 from __future__ import annotations
@@ -127,33 +127,29 @@ class Audit:
         return self._shared
 
     def compare_gradients(self) -> Ruling:
-        """Collective over the loop group. Each data rank computes the atom of the one after it; where they differ, a third does.
+        """Collective over the loop group. All data ranks compute one atom of the last step, whose it is changes: one micro-step for each.
 
-        Two data ranks have no third: there each computes everything a second time, for one that contradicts itself is known by that.
+        Where no majority says who is wrong, as between two, they do it once more: one that contradicts itself is known by that.
         """
         num_data_ranks = len({place.data_rank for place in self._places})
         if self._recompute is None or num_data_ranks < 2:
             return Ruling("agreed")
-        opinions = self._opinions((0, 1), num_data_ranks=num_data_ranks)
-        if rule(opinions).verdict == "agreed":
-            return Ruling("agreed")
-        opinions += self._opinions((2,) if num_data_ranks > 2 else (0, 1), num_data_ranks=num_data_ranks)
+        owner = key64("audited atom", self._state.step) % num_data_ranks
+        opinions = self._opinions(self._recompute, owner=owner, num_data_ranks=num_data_ranks)
         ruling = rule(opinions)
+        if ruling.verdict == "inconclusive":
+            ruling = rule([*opinions, *self._opinions(self._recompute, owner=owner, num_data_ranks=num_data_ranks)])
         ranks = tuple(place.rank for place in self._places if place.data_rank in ruling.ranks)
         return Ruling(ruling.verdict, ranks, ruling.about, self._in_ranks(ruling))
 
-    def _opinions(self, shifts: Sequence[int], *, num_data_ranks: int) -> list[Opinion]:
+    def _opinions(self, recompute: RecomputePort, *, owner: int, num_data_ranks: int) -> list[Opinion]:
         """Of data ranks. What ranks that share an atom made of it counts as one."""
-        assert self._recompute is not None
-        words = self._exchange([self._recompute.gradient_digest(shift=shift) for shift in shifts], num_words=len(shifts))
-        made: dict[tuple[int, int], list[int]] = {}
-        for place in self._places:
-            for shift, word in zip(shifts, words[place.rank], strict=True):
-                made.setdefault((place.data_rank, shift), []).append(word)
-        return [
-            Opinion(f"the first atom of data rank {(data_rank + shift) % num_data_ranks}", data_rank, key64(parts))
-            for (data_rank, shift), parts in made.items()
-        ]
+        shift = (owner - self._places[self._world.rank].data_rank) % num_data_ranks
+        words = self._exchange([recompute.gradient_digest(shift=shift)], num_words=1)
+        made: dict[int, list[int]] = {}
+        for place, (word,) in zip(self._places, words, strict=True):
+            made.setdefault(place.data_rank, []).append(word)
+        return [Opinion(f"the first atom of data rank {owner}", data_rank, key64(parts)) for data_rank, parts in made.items()]
 
     def _in_ranks(self, ruling: Ruling) -> str:
         shares = len(self._places) > len({place.data_rank for place in self._places})

@@ -50,7 +50,7 @@ def rule(opinions: Sequence[Opinion]) -> Ruling:
     if open_about:
         candidates = wrong.union(*open_about.values())
         return Ruling("inconclusive", _sorted(candidates), tuple(sorted(differing)), _open_words(open_about))
-    how = "contradicts itself" if wrong == fickle else "is outvoted by those that compared with it"
+    how = "contradicts itself" if wrong == fickle else "is outvoted"
     named = f"rank {_listed(wrong)} {how}" if len(wrong) == 1 else f"ranks {_listed(wrong)} contradict themselves, or are outvoted"
     return Ruling("named", _sorted(wrong), tuple(sorted(differing)), f"{named}: {len(differing)} of {len(said)} comparisons differ")
 

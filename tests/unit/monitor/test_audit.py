@@ -48,7 +48,7 @@ def test_a_tie_names_nobody() -> None:
 
 
 def test_pairs_alone_cannot_tell() -> None:
-    """Owner and checker: a third computes only where these two differ."""
+    """Each rank and the one before it: every opinion is held against one other."""
     ruling = rule(_of_neighbours(4, {2: 7}, num_opinions=2))
     assert (ruling.verdict, ruling.ranks) == ("inconclusive", (1, 2, 3))
 
