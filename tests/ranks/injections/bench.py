@@ -59,6 +59,14 @@ class Bench:
             self._clean[key] = config
         return self._clean[key]
 
+    def outcomes(self, cases: Sequence[Case]) -> list[Outcome]:
+        """Of faults that share a run, in the order of their steps."""
+        config = cases[0].config(self.data, self.run_dir())
+        end = self.run(config, [case.fault for case in cases])
+        entries, untils = entries_of(config), [*(case.first_step for case in cases[1:]), None]
+        found = [outcome_of(case, entries, exit_code=end.exit_code, until_step=until) for case, until in zip(cases, untils, strict=True)]
+        return [self.with_health(outcome, config) for outcome in found]
+
     def outcome(self, case: Case) -> Outcome:
         """Of a fault in a run of its own."""
         config = case.config(self.data, self.run_dir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from surefoot.core.sections import RunConfig, SourceSection
 from surefoot.core.stages import stages_of
+from surefoot.data.course import Course
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.prepare import prepare
 
@@ -43,27 +45,29 @@ def sources(**shares: float) -> tuple[SourceSection, ...]:
     return tuple(SourceSection(name=name, weight=weight) for name, weight in weights.items())
 
 
-def first_sample_of(config: RunConfig, name: str, *, until: int) -> int | None:
-    """The first of the samples [0, until) that the source gives, by the arithmetic of the order."""
-    loader = _loader_of(config)
-    order = loader.course.order
-    loader.close()
-    return next((sample for sample in range(until) if order.at(sample)[0].source == name), None)
+def first_samples_of(config: RunConfig, names: Sequence[str], *, until: int) -> dict[str, int]:
+    """By source, the first of the samples [0, until) that it gives, by the arithmetic of the order."""
+    stages = stages_of(config)
+    course = Course(config.data.path, data=config.data, train=config.train, stages=stages, seed=config.run.seed)
+    order = course.order
+    course.close()
+    first: dict[str, int] = {}
+    for sample in range(until):
+        source = order.at(sample)[0].source
+        if source in names:
+            first.setdefault(source, sample)
+    return first
 
 
 def row_of(config: RunConfig, *, step: int, slot: int) -> tuple[int, ...]:
-    """The tokens of one sample of a step."""
-    loader = _loader_of(config)
+    """The tokens of one sample of a step, as one rank alone would have them."""
+    loader = ShardedLoader(
+        config.data.path, data=config.data, train=config.train, seed=config.run.seed, rank=0, num_ranks=1, stages=stages_of(config)
+    )
     loader.seek(loader.cursor_after(step - 1))
     rows = [tokens for atom in next(loader).micro_batches for tokens in atom.tokens_BS.tolist()]
     loader.close()
     return tuple(rows[slot % len(rows)])
-
-
-def _loader_of(config: RunConfig) -> ShardedLoader:
-    """All samples of every step, as one rank alone would have them."""
-    stages = stages_of(config)
-    return ShardedLoader(config.data.path, data=config.data, train=config.train, seed=config.run.seed, rank=0, num_ranks=1, stages=stages)
 
 
 def _texts() -> list[str]:

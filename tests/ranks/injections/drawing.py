@@ -10,19 +10,22 @@ from typing import Final, Literal, get_args
 
 from surefoot.core.sections import RunConfig
 from surefoot.data.slots import place_of_slot
-from tests.ranks.injections.corpus import first_sample_of, row_of
+from tests.ranks.injections.corpus import first_samples_of, row_of
 from tests.ranks.injections.faults import Fault, Kind
 from tests.ranks.injections.runs import NUM_RANKS, NUM_SHORT_STEPS, NUM_STEPS, SAVE_STEPS, config_of
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Cause = Literal["data", "state", "hardware", "schedule", "config"]
+Window = tuple[int, int]
+"""The first and the last step that a fault may begin in."""
 
-_WINDOW: Final = (165, 200)
+SETTLED: Final[Window] = (165, 200)
 """The loss has been even for long enough, and what follows still shows in the rest of the run."""
-_EARLY: Final = (45, 58)
+EARLY: Final[Window] = (45, 58)
 """For faults that no statistic is needed for: two checkpoints are there."""
-_POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
-_SHORT: Final = frozenset({"biased-contribution", "lost-moments", "other-seed"})
+POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
+_SHORT: Final = frozenset({"rate-as-told", "biased-contribution", "lost-moments", "other-seed"})
+_MOST_DRAWS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +47,21 @@ class Case:
         return self.fault.step // SAVE_STEPS * SAVE_STEPS + 1 if self.fault.kind == "lost-moments" else self.fault.step
 
     @property
-    def is_short(self) -> bool:
-        return self.fault.kind in _SHORT
-
-    @property
     def sharded(self) -> bool:
         return self.fault.kind == "biased-contribution"
 
     def config(self, data: Path, run_dir: Path) -> RunConfig:
-        steps = NUM_SHORT_STEPS if self.is_short else NUM_STEPS
+        steps = NUM_SHORT_STEPS if self.fault.kind in _SHORT else NUM_STEPS
         return config_of(data, run_dir, sharded=self.sharded, num_steps=steps, shares=self.shares)
 
 
-def draw(kind: Kind, *, seed: int, data: Path) -> Case:
-    """The same case for the same seed and data."""
+def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, shares: Mapping[str, float] | None = None) -> Case:
+    """The same case for the same arguments. `shares` are of the poisons that it has for company."""
+    window = window or (EARLY if kind in _SHORT else SETTLED)
+    if kind in POISONS:
+        return draw_poisons({kind: window}, seed=seed, data=data)[0]
     luck = random.Random(f"{kind} {seed}")
-    step = luck.randint(*(_EARLY if kind in _SHORT else _WINDOW))
-    rank, place = luck.randrange(NUM_RANKS), luck.randrange(1 << 20)
+    step, rank, place = luck.randint(*window), luck.randrange(NUM_RANKS), luck.randrange(1 << 20)
     at_one_rank = Fault(kind, step, rank=rank, place=place, bit=luck.randrange(31))
     everywhere = Fault(kind, step, place=place)
     match kind:
@@ -69,18 +70,50 @@ def draw(kind: Kind, *, seed: int, data: Path) -> Case:
         case "biased-contribution":
             return Case(seed, at_one_rank, "hardware", (rank,), exit_code=6)
         case "rate-not-as-told":
-            lasts = luck.random() < 0.5
-            return Case(seed, replace(everywhere, lasts=lasts), "schedule", same_bits=not lasts, exit_code=6 if lasts else 0)
+            return Case(seed, everywhere, "schedule", same_bits=True)
         case "rate-as-told":
-            return Case(seed, everywhere, "schedule")
+            return Case(seed, everywhere, "schedule", exit_code=6)
         case "lost-moments":
             return Case(seed, everywhere, "state", same_bits=True)
         case "other-seed":
-            return Case(seed, at_one_rank, "config", (rank,))
-        case "nan-of-a-sample":
-            return _of_a_sample(Case(seed, everywhere, "data"), slot=place, data=data)
-        case "repeated-bytes" | "shuffled-tokens":
-            return _poisoned(Case(seed, everywhere, "data"), luck=luck, data=data)
+            return Case(seed, at_one_rank, "config", (rank,), exit_code=2)
+        case _:
+            return _of_a_sample(Case(seed, everywhere, "data", shares=shares or {}), slot=place, data=data)
+
+
+def draw_poisons(windows: Mapping[Kind, Window], *, seed: int, data: Path) -> list[Case]:
+    """A case for each kind, in one mixture: with such shares of the poisons that the first sample of each comes in its window."""
+    luck = random.Random(f"{sorted(windows)} {seed}")
+    shares: dict[str, float] = {}
+    for kind in windows:
+        so_far = {known: window for known, window in windows.items() if POISONS[known] in (*shares, POISONS[kind])}
+        shares = _with_share(kind, so_far, shares, luck, data)
+    config = config_of(data, Path(), shares=shares)
+    firsts, batch = _firsts(config, windows), config.train.global_batch_size
+    return [
+        Case(seed, Fault(kind, firsts[kind] // batch + 1), "data", _ranks_of(config, slot=firsts[kind] % batch), shares=shares)
+        for kind in windows
+    ]
+
+
+def _with_share(
+    kind: Kind, windows: Mapping[Kind, Window], shares: Mapping[str, float], luck: random.Random, data: Path
+) -> dict[str, float]:
+    """`shares` and one for `kind`, so that all of `windows` are kept."""
+    for _ in range(_MOST_DRAWS):
+        tried = {**shares, POISONS[kind]: luck.uniform(5e-4, 1.5e-3)}
+        config = config_of(data, Path(), shares=tried)
+        firsts, batch = _firsts(config, windows), config.train.global_batch_size
+        if all(first <= firsts.get(known, -1) // batch + 1 <= last for known, (first, last) in windows.items()):
+            return tried
+    raise AssertionError(f"no share lets {kind} come in {windows[kind]}")
+
+
+def _firsts(config: RunConfig, windows: Mapping[Kind, Window]) -> dict[Kind, int]:
+    """The first sample of each kind, where it comes before the last step of its window is over."""
+    until = config.train.global_batch_size * max(last for _, last in windows.values())
+    by_source = first_samples_of(config, [POISONS[kind] for kind in windows], until=until)
+    return {kind: by_source[POISONS[kind]] for kind in windows if POISONS[kind] in by_source}
 
 
 def _of_a_sample(case: Case, *, slot: int, data: Path) -> Case:
@@ -88,18 +121,6 @@ def _of_a_sample(case: Case, *, slot: int, data: Path) -> Case:
     slot %= config.train.global_batch_size
     row = row_of(config, step=case.fault.step, slot=slot)
     return replace(case, fault=replace(case.fault, row=row), ranks=_ranks_of(config, slot=slot))
-
-
-def _poisoned(case: Case, *, luck: random.Random, data: Path) -> Case:
-    """With the share of the poison that lets its first sample come in the window."""
-    name = _POISONS[case.fault.kind]
-    while True:
-        case = replace(case, shares={name: luck.uniform(6e-4, 1.5e-3)})
-        config = case.config(data, Path())
-        first = first_sample_of(config, name, until=_WINDOW[1] * config.train.global_batch_size)
-        batch = config.train.global_batch_size
-        if first is not None and (step := first // batch + 1) >= _WINDOW[0]:
-            return replace(case, fault=replace(case.fault, step=step), ranks=_ranks_of(config, slot=first % batch))
 
 
 def _ranks_of(config: RunConfig, *, slot: int) -> tuple[int, ...]:

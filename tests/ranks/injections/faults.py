@@ -66,8 +66,9 @@ class Injection:
     def before_step(self, parts: Parts) -> Parts:
         """Local. What the next step works with in place of `parts`."""
         fault = self._fault
-        self._is_spent |= not fault.lasts and self._step <= self._newest_step
-        self._newest_step = self._step
+        if fault.step <= self._newest_step and self._step <= self._newest_step and not fault.lasts:
+            self._is_spent = True
+        self._newest_step = max(self._newest_step, self._step)
         if fault.kind == "rate-as-told" and self._rate_is_wrong:
             wrong = replace(parts.config.optimizer, lr=parts.config.optimizer.lr * LR_FACTOR)
             return replace(parts, config=replace(parts.config, optimizer=wrong))

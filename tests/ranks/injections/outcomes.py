@@ -12,6 +12,7 @@ from surefoot.core.records import LedgerEntry
 from tests.ranks.injections.drawing import Case
 
 _SEEN = (Event.ANOMALY_FOUND, Event.STEP_RECHECKED, Event.REPLAY_DIFFERED)
+_ADVISORY = "cusum:"
 _DONE = {
     Event.UPDATE_SKIPPED: "skip",
     Event.RUN_ROLLED_BACK: "roll back",
@@ -60,22 +61,28 @@ class Outcome:
 
 
 def outcome_of(case: Case, entries: Sequence[LedgerEntry], *, exit_code: int, until_step: int | None = None) -> Outcome:
-    """Of the entries about steps [fault, until_step): several faults can share a run."""
-    first = case.first_step
-    of_fault = [entry for entry in entries if _step_of(entry) >= first and (until_step is None or _step_of(entry) < until_step)]
-    seen = [entry for entry in of_fault if entry.event in _SEEN]
+    """From the first word about a step of [fault, until_step) on, up to the next one about a step behind it: several can share a run."""
+    first, last = case.first_step, until_step or 1 << 30
+    seen = [index for index, entry in enumerate(entries) if _speaks(entry) and first <= _step_of(entry) < last]
     if not seen:
-        return Outcome(case, exit_code=exit_code, actions=_actions(of_fault))
+        return Outcome(case, exit_code=exit_code)
+    behind = (index for index, entry in enumerate(entries) if index > seen[0] and _speaks(entry) and _step_of(entry) >= last)
+    of_fault = entries[seen[0] : next(behind, len(entries))]
     cause, ranks = _named(of_fault)
     return Outcome(
         case,
-        rule=seen[0].rule or seen[0].event,
-        delay_steps=_step_of(seen[0]) - first,
+        rule=of_fault[0].rule or of_fault[0].event,
+        delay_steps=_step_of(of_fault[0]) - first,
         cause=cause,
         ranks=ranks,
         actions=_actions(of_fault),
         exit_code=exit_code,
     )
+
+
+def _speaks(entry: LedgerEntry) -> bool:
+    """Advice apart: it is no alarm."""
+    return entry.event in _SEEN and not entry.rule.startswith(_ADVISORY)
 
 
 def refused(case: Case, error: str, *, exit_code: int) -> Outcome:

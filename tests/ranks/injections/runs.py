@@ -48,12 +48,12 @@ def config_of(
     shares: Mapping[str, float] | None = None,
     **parts: Any,
 ) -> RunConfig:
-    """Six samples a step, two atoms for each of three ranks; whole copies, or one that the ranks share. `shares` are of the poisons."""
+    """Six samples a step, two for each of three ranks; whole copies, or one that the ranks share. `shares` are of the poisons."""
     config = RunConfig(
         run=RunSection(name="injected", dir=str(run_dir), seed=seed),
         data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(**(shares or {}))),
         model=ModelSection(num_layers=2, d_model=32, num_heads=2),
-        train=TrainSection(num_steps=num_steps, global_batch_size=6, micro_batch_size=1, eval_interval_steps=0, eval_num_samples=96),
+        train=TrainSection(num_steps=num_steps, global_batch_size=6, micro_batch_size=2, eval_interval_steps=0, eval_num_samples=96),
         optimizer=OptimizerSection(lr=1e-2),
         schedule=ScheduleSection(kind="constant", warmup_steps=20),
         parallel=ParallelSection(dp_shard=NUM_RANKS) if sharded else ParallelSection(dp_replicate=NUM_RANKS),
