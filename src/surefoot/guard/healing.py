@@ -109,6 +109,15 @@ class Healer:
         if self._can_rotate and isinstance(self._state.data, RotatingData) and self._state.data.rotation != rotation:
             self._state.data.rotation = rotation
 
+    def resume(self) -> None:
+        """Collective over the save group. After a start: an episode that is open, and whose way back was not begun or not finished.
+
+        What stands on steps from its onset on is no state to go on from, whatever checkpoint is the newest.
+        """
+        self.take_up()
+        if self.episode is not None and self._state.step >= self.episode.onset_step:
+            self._next = Again(self.episode.phase, f"{self.episode.id} was open when the run ended")
+
     def released(self) -> None:
         """Collective over the save group. A person let the run go on: what was held against it is looked at no more."""
         self._state.monitor.heal = HealState()
