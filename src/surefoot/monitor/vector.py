@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ _INTS = (
 _FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s", "lr", "lr_applied_ratio")
 _LEVELS = tuple(f"squared_norm_{level}" for level in range(NUM_LEVELS))
 _DEVICE = ("loss_sum", *_LEVELS, "num_nonfinite", "squared_local_norm")
-_PLACE = {name: index for index, name in enumerate((*_INTS, *_FLOATS, *_DEVICE))}
+_NAMES = (*_INTS, *_FLOATS, *_DEVICE)
 _AGREED = ("version", "layout_word", "generation", "attempt", "step", "blocklist_word", "save_point")
 
 
@@ -139,10 +139,10 @@ def fold(words_RW: torch.Tensor, *, layout: Layout | None = None, figures: Figur
     `figures` makes probes of what the layout names.
     Raises SurefootError when ranks are on different steps, attempts, generations, blocklists, layouts or vector versions, naming them.
     """
-    words_RW = words_RW.cpu()
-    rows = [[int(word) for word in row] for row in words_RW[:, : len(_PLACE)].tolist()]
+    words_RW = words_RW.cpu().contiguous()
+    rows = _rows(words_RW)
     for name in _AGREED:
-        values = [row[_PLACE[name]] for row in rows]
+        values = [row[name] for row in rows]
         if len(set(values)) > 1:
             raise SurefootError(
                 f"ranks disagree on {name}: {dict(enumerate(values))}",
@@ -150,50 +150,57 @@ def fold(words_RW: torch.Tensor, *, layout: Layout | None = None, figures: Figur
                 hint="a rank runs other code or holds other state; stop the run and compare the ranks' logs",
             )
     first = rows[0]
-    num_live_tokens = sum(row[_PLACE["num_live_tokens"]] for row in rows)
-    tail_RX = words_RW[:, len(_PLACE) :]
+    num_live_tokens = sum(row["num_live_tokens"] for row in rows)
+    tail_RX = words_RW[:, len(_NAMES) :]
     group_norms, update_ratios, probes = _fold_layout(tail_RX, layout or Layout(), num_live_tokens=num_live_tokens, figures=figures)
-    squared_norm = _sum(_float(row, level) for row in rows for level in _LEVELS)
+    squared_norm = _sum(row[level] for row in rows for level in _LEVELS)
     flags = Flag(0)
     for row in rows:
-        flags |= Flag(row[_PLACE["flags"]])
+        flags |= Flag(row["flags"])
     return Signals(
-        step=first[_PLACE["step"]],
-        attempt=first[_PLACE["attempt"]],
-        generation=first[_PLACE["generation"]],
-        loss=_sum(_float(row, "loss_sum") for row in rows) / max(num_live_tokens, 1),
+        step=first["step"],
+        attempt=first["attempt"],
+        generation=first["generation"],
+        loss=_sum(row["loss_sum"] for row in rows) / max(num_live_tokens, 1),
         num_live_tokens=num_live_tokens,
         grad_norm=math.sqrt(squared_norm) / max(num_live_tokens, 1),
-        num_nonfinite=round(_sum(_float(row, "num_nonfinite") for row in rows)),
+        num_nonfinite=round(_sum(row["num_nonfinite"] for row in rows)),
         leave_requested=Flag.LEAVE in flags,
         save_requested=Flag.SAVE in flags,
-        save_clock_s=_float(first, "save_clock_s"),
-        save_stall_s=_float(first, "save_stall_s"),
-        save_slot_free=all(row[_PLACE["save_slot_free"]] for row in rows),
+        save_clock_s=first["save_clock_s"],
+        save_stall_s=first["save_stall_s"],
+        save_slot_free=all(row["save_slot_free"] for row in rows),
         block_requested=Flag.BLOCK in flags,
         ranks=tuple(
             RankSignals(
                 rank=rank,
-                loss_sum=_float(row, "loss_sum"),
-                num_live_tokens=row[_PLACE["num_live_tokens"]],
-                data_wait_s=_float(row, "data_wait_s"),
-                forward_backward_s=_float(row, "forward_backward_s"),
-                step_clock_s=_float(row, "step_clock_s"),
-                cpu_s=_float(row, "cpu_s"),
-                local_norm=_root(_float(row, "squared_local_norm")),
-                memory_bytes=row[_PLACE["memory_bytes"]],
+                loss_sum=row["loss_sum"],
+                num_live_tokens=row["num_live_tokens"],
+                data_wait_s=row["data_wait_s"],
+                forward_backward_s=row["forward_backward_s"],
+                step_clock_s=row["step_clock_s"],
+                cpu_s=row["cpu_s"],
+                local_norm=_root(row["squared_local_norm"]),
+                memory_bytes=row["memory_bytes"],
             )
             for rank, row in enumerate(rows)
         ),
-        save_point=first[_PLACE["save_point"]],
-        save_outcome=_outcome([SaveState(row[_PLACE["save_state"]]) for row in rows]),
-        lr=_float(first, "lr"),
-        lr_applied_ratio=max((_float(row, "lr_applied_ratio") for row in rows), key=_distance_from_1),
+        save_point=first["save_point"],
+        save_outcome=_outcome([SaveState(row["save_state"]) for row in rows]),
+        lr=first["lr"],
+        lr_applied_ratio=max((row["lr_applied_ratio"] for row in rows), key=_distance_from_1),
         order_requested=Flag.ORDER in flags,
         group_norms=group_norms,
         update_ratios=update_ratios,
         probes=probes,
     )
+
+
+def _rows(words_RW: torch.Tensor) -> list[dict[str, Any]]:
+    """The words that every vector has, by name: integers, then floats from their bits."""
+    ints_RI = words_RW[:, : len(_INTS)].tolist()
+    floats_RF = words_RW.view(torch.float64)[:, len(_INTS) : len(_NAMES)].tolist()
+    return [dict(zip(_NAMES, (*ints, *floats), strict=True)) for ints, floats in zip(ints_RI, floats_RF, strict=True)]
 
 
 def _fold_layout(
@@ -207,7 +214,7 @@ def _fold_layout(
     widths = (3 * num_groups, 3 * num_groups + num_sums + len(layout.maxima))
     if words_RX.shape[1] not in widths:
         raise SurefootError(f"a vector has {words_RX.shape[1]} words behind its fixed ones, its layout {widths}", where="the exchange")
-    values_RX = words_RX.contiguous().numpy().view(np.float64)
+    values_RX = words_RX.numpy().view(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         sums_X = np.add.reduce(values_RX, axis=0)
         maxima_X = np.maximum.reduce(values_RX, axis=0)
@@ -247,7 +254,3 @@ def _sum(values: Iterable[float]) -> float:
 
 def _bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _float(row: list[int], name: str) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", row[_PLACE[name]]))[0])
