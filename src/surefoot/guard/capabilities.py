@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.core.ports import DataPort, EvalPort, RecomputePort, SteerableData
+from surefoot.core.ports import DataPort, EvalPort, GaugePort, RecomputePort, SteerableData
 
 
 def missing_capabilities(
@@ -19,6 +19,7 @@ def missing_capabilities(
     world_size: int,
     under_agent: bool,
     recompute: RecomputePort | None = None,
+    gauges: GaugePort | None = None,
 ) -> list[str]:
     """One line per thing that this loop goes without, and why. Pure."""
     lines = []
@@ -27,6 +28,8 @@ def missing_capabilities(
     if not isinstance(data, SteerableData):
         absent = [name for name in ("block", "skip", "blocklist", "locate") if not hasattr(data, name)]
         lines.append(f"no document can be skipped, blocked or located: the data port has no {', '.join(absent)}")
+    if gauges is None and world_size > 1:
+        lines.append("no rank's own gradient is measured before others are added to it: hand over gauges")
     if recompute is None and world_size > 1:
         lines.append("a rank that computes wrongly is not found where nothing is replicated: hand over what computes an atom again")
     if not extra:

@@ -374,6 +374,7 @@ class Guard:
             world_size=self._run.world.size,
             under_agent=self._run.place.under_agent,
             recompute=self._run.handed.recompute,
+            gauges=self._run.handed.gauges,
         )
         for line in missing:
             self._run.recorder.say(f"not guarded: {line}")
