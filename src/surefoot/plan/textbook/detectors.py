@@ -124,8 +124,8 @@ def _biased_rank() -> Row:
     return Row(
         "loss-and-norm-tell-corruption",
         "Silent corruption shows in the loss and the gradient norm",
-        f"a rank of {num_ranks} whose contribution is {bias:.1%} too large moves the norm by {shift:.1e}, {shift / noise:.4f} of its noise: "
-        f"a mean over {steps:.0e} steps would be needed to see one sigma",
+        f"a rank of {num_ranks} whose contribution is {bias:.1%} too large moves the norm by {shift:.1e}, {shift / noise:.4f} of its "
+        f"noise: a mean over {steps:.0e} steps would be needed to see one sigma",
         "wrong",
         "only comparing bits tells it: replicated tensors across ranks, a neighbour's micro-batch computed again",
         "noise of the log norm of public runs, 0.06 to 0.11; arithmetic",
