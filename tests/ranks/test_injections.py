@@ -11,7 +11,7 @@ import pytest
 
 from tests.ranks.conftest import WarmParent
 from tests.ranks.injections.bench import Bench
-from tests.ranks.injections.drawing import KINDS, Case, draw, draw_poisons
+from tests.ranks.injections.drawing import KINDS, Case, draw
 from tests.ranks.injections.faults import Kind
 from tests.ranks.injections.outcomes import Outcome, table
 
@@ -39,9 +39,10 @@ def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Be
 
 
 def test_samples_that_are_ill_are_skipped_and_the_loss_is_that_of_clean_runs(bench: Bench) -> None:
-    poisons = draw_poisons({"repeated-bytes": (165, 182), "shuffled-tokens": (184, 200)}, seed=_SEED, data=bench.data)
-    cases = [draw("nan-of-a-sample", seed=_SEED, data=bench.data, window=(70, 120), shares=poisons[0].shares), *poisons]
-    for outcome in shown(bench.outcomes(cases)):
+    repeated = draw("repeated-bytes", seed=_SEED, data=bench.data)
+    not_a_number = draw("nan-of-a-sample", seed=_SEED, data=bench.data, window=(70, 120), company=repeated)
+    shuffled = draw("shuffled-tokens", seed=_SEED, data=bench.data)
+    for outcome in shown([*bench.outcomes([not_a_number, repeated]), bench.outcome(shuffled)]):
         assert outcome.is_named_rightly, outcome.line()
         assert outcome.actions == ("skip",), outcome.line()
         assert outcome.healed == "within the spread", outcome.line()

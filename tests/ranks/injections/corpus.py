@@ -1,9 +1,8 @@
-"""Made-up text, and two documents that are poison, each a source of its own: its weight says how rarely one of its samples comes."""
+"""Made-up text, and two documents that are poison, each a source of its own: so a sample of it comes when it is to come."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,24 +38,20 @@ def prepare_corpus(folder: Path) -> Path:
     return out
 
 
-def sources(**shares: float) -> tuple[SourceSection, ...]:
-    """The mixture: of each poison the share that is named, none of the others."""
-    weights = {name: shares.get(name, 0.0) for name in SOURCES} | {"text": 1.0 - sum(shares.values())}
-    return tuple(SourceSection(name=name, weight=weight) for name, weight in weights.items())
+def sources(poison: tuple[str, int] | None) -> tuple[SourceSection, ...]:
+    """The mixture: text alone, or with one sample of so many from the poison."""
+    name, period = poison or ("", 1)
+    weights = {source: 1.0 if source == name else 0.0 for source in SOURCES} | {"text": float(period - 1 if poison else 1)}
+    return tuple(SourceSection(name=source, weight=weight) for source, weight in weights.items())
 
 
-def first_samples_of(config: RunConfig, names: Sequence[str], *, until: int) -> dict[str, int]:
-    """By source, the first of the samples [0, until) that it gives, by the arithmetic of the order."""
+def first_sample_of(config: RunConfig, name: str, *, until: int) -> int | None:
+    """The first of the samples [0, until) that the source gives, by the arithmetic of the order."""
     stages = stages_of(config)
     course = Course(config.data.path, data=config.data, train=config.train, stages=stages, seed=config.run.seed)
     order = course.order
     course.close()
-    first: dict[str, int] = {}
-    for sample in range(until):
-        source = order.at(sample)[0].source
-        if source in names:
-            first.setdefault(source, sample)
-    return first
+    return next((sample for sample in range(until) if order.at(sample)[0].source == name), None)
 
 
 def row_of(config: RunConfig, *, step: int, slot: int) -> tuple[int, ...]:

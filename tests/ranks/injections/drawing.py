@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from surefoot.core.sections import RunConfig
 from surefoot.data.slots import place_of_slot
-from tests.ranks.injections.corpus import first_samples_of, row_of
+from tests.ranks.injections.corpus import first_sample_of, row_of
 from tests.ranks.injections.faults import Fault, Kind
 from tests.ranks.injections.runs import NUM_RANKS, NUM_SHORT_STEPS, NUM_STEPS, SAVE_STEPS, config_of
 
@@ -26,12 +26,13 @@ EARLY: Final[Window] = (45, 58)
 POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
 _SHORT: Final = frozenset({"rate-as-told", "biased-contribution", "lost-moments", "other-seed"})
 _MOST_DRAWS: Final = 1000
+_PERIODS: Final = (1100, 4000)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """A fault in a run. `cause` and `ranks` are what it is to be named; `same_bits`: healed means the bits of a run without it; another
-    `exit_code` than 0: it stays, and only a person can end it."""
+    `exit_code` than 0: it stays, and only a person can end it. `poison` is (source, of how many samples it gives one)."""
 
     seed: int
     fault: Fault
@@ -39,7 +40,7 @@ class Case:
     ranks: tuple[int, ...] = ()
     same_bits: bool = False
     exit_code: int = 0
-    shares: Mapping[str, float] = field(default_factory=dict)
+    poison: tuple[str, int] | None = None
 
     @property
     def first_step(self) -> int:
@@ -52,14 +53,12 @@ class Case:
 
     def config(self, data: Path, run_dir: Path) -> RunConfig:
         steps = NUM_SHORT_STEPS if self.fault.kind in _SHORT else NUM_STEPS
-        return config_of(data, run_dir, sharded=self.sharded, num_steps=steps, shares=self.shares)
+        return config_of(data, run_dir, sharded=self.sharded, num_steps=steps, poison=self.poison)
 
 
-def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, shares: Mapping[str, float] | None = None) -> Case:
-    """The same case for the same arguments. `shares` are of the poisons that it has for company."""
+def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, company: Case | None = None) -> Case:
+    """The same case for the same arguments. `company` is a case that shares the run."""
     window = window or (EARLY if kind in _SHORT else SETTLED)
-    if kind in POISONS:
-        return draw_poisons({kind: window}, seed=seed, data=data)[0]
     luck = random.Random(f"{kind} {seed}")
     step, rank, place = luck.randint(*window), luck.randrange(NUM_RANKS), luck.randrange(1 << 20)
     at_one_rank = Fault(kind, step, rank=rank, place=place, bit=luck.randrange(31))
@@ -77,43 +76,23 @@ def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, sha
             return Case(seed, everywhere, "state", same_bits=True)
         case "other-seed":
             return Case(seed, at_one_rank, "config", (rank,), exit_code=2)
-        case _:
-            return _of_a_sample(Case(seed, everywhere, "data", shares=shares or {}), slot=place, data=data)
+        case "nan-of-a-sample":
+            return _of_a_sample(Case(seed, everywhere, "data", poison=company.poison if company else None), slot=place, data=data)
+        case "repeated-bytes" | "shuffled-tokens":
+            return _poisoned(Case(seed, everywhere, "data"), luck=luck, window=window, data=data)
 
 
-def draw_poisons(windows: Mapping[Kind, Window], *, seed: int, data: Path) -> list[Case]:
-    """A case for each kind, in one mixture: with such shares of the poisons that the first sample of each comes in its window."""
-    luck = random.Random(f"{sorted(windows)} {seed}")
-    shares: dict[str, float] = {}
-    for kind in windows:
-        so_far = {known: window for known, window in windows.items() if POISONS[known] in (*shares, POISONS[kind])}
-        shares = _with_share(kind, so_far, shares, luck, data)
-    config = config_of(data, Path(), shares=shares)
-    firsts, batch = _firsts(config, windows), config.train.global_batch_size
-    return [
-        Case(seed, Fault(kind, firsts[kind] // batch + 1), "data", _ranks_of(config, slot=firsts[kind] % batch), shares=shares)
-        for kind in windows
-    ]
-
-
-def _with_share(
-    kind: Kind, windows: Mapping[Kind, Window], shares: Mapping[str, float], luck: random.Random, data: Path
-) -> dict[str, float]:
-    """`shares` and one for `kind`, so that all of `windows` are kept."""
+def _poisoned(case: Case, *, luck: random.Random, window: Window, data: Path) -> Case:
+    """With the period of the mixture, of which one sample is poison, that lets the first one come in the window."""
+    source = POISONS[case.fault.kind]
     for _ in range(_MOST_DRAWS):
-        tried = {**shares, POISONS[kind]: luck.uniform(5e-4, 1.5e-3)}
-        config = config_of(data, Path(), shares=tried)
-        firsts, batch = _firsts(config, windows), config.train.global_batch_size
-        if all(first <= firsts.get(known, -1) // batch + 1 <= last for known, (first, last) in windows.items()):
-            return tried
-    raise AssertionError(f"no share lets {kind} come in {windows[kind]}")
-
-
-def _firsts(config: RunConfig, windows: Mapping[Kind, Window]) -> dict[Kind, int]:
-    """The first sample of each kind, where it comes before the last step of its window is over."""
-    until = config.train.global_batch_size * max(last for _, last in windows.values())
-    by_source = first_samples_of(config, [POISONS[kind] for kind in windows], until=until)
-    return {kind: by_source[POISONS[kind]] for kind in windows if POISONS[kind] in by_source}
+        case = replace(case, poison=(source, luck.randint(*_PERIODS)))
+        config = case.config(data, Path())
+        batch = config.train.global_batch_size
+        first = first_sample_of(config, source, until=batch * window[1])
+        if first is not None and (step := first // batch + 1) >= window[0]:
+            return replace(case, fault=replace(case.fault, step=step), ranks=_ranks_of(config, slot=first % batch))
+    raise AssertionError(f"no mixture lets {source} come in steps {window}")
 
 
 def _of_a_sample(case: Case, *, slot: int, data: Path) -> Case:

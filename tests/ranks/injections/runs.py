@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -45,13 +44,13 @@ def config_of(
     sharded: bool = False,
     seed: int = 0,
     num_steps: int = NUM_STEPS,
-    shares: Mapping[str, float] | None = None,
+    poison: tuple[str, int] | None = None,
     **parts: Any,
 ) -> RunConfig:
-    """Six samples a step, two for each of three ranks; whole copies, or one that the ranks share. `shares` are of the poisons."""
+    """Six samples a step, two for each of three ranks; whole copies, or one that the ranks share. `poison` as in `sources`."""
     config = RunConfig(
         run=RunSection(name="injected", dir=str(run_dir), seed=seed),
-        data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(**(shares or {}))),
+        data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(poison)),
         model=ModelSection(num_layers=2, d_model=32, num_heads=2),
         train=TrainSection(num_steps=num_steps, global_batch_size=6, micro_batch_size=2, eval_interval_steps=0, eval_num_samples=96),
         optimizer=OptimizerSection(lr=1e-2),
