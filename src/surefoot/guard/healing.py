@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from surefoot.core.blocking import Block
 from surefoot.core.events import Event
 from surefoot.core.ports import DataPort, SteerableData
-from surefoot.core.records import Action, Pause, Redo, RollBack, Signals, Verdict
+from surefoot.core.records import Action, Asks, Pause, Redo, RollBack, Signals, Verdict
 from surefoot.core.sections import RunConfig
 from surefoot.guard.monitoring import Monitoring
 from surefoot.guard.rechecking import Recheck, named_ranks
@@ -282,7 +282,7 @@ class Healer:
     def _tell(self, signals: Signals, verdict: Verdict, action: Action) -> None:
         step, recheck = signals.step + 1, self._recheck
         findings = verdict.findings
-        self._ranks = named_ranks(findings)
+        self._ranks = named_ranks([finding for finding in findings if finding.asks is Asks.ROLL_BACK])
         cause = ""
         if recheck is not None and recheck.diagnosis is not None:
             diagnosis = recheck.diagnosis

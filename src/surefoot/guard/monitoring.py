@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -17,6 +18,9 @@ from surefoot.monitor.spikes import follow, open_watch, outcome
 
 _TELL_EVERY_STEPS = 100
 """A rule that speaks at every step is told once in so many: the ledger is for people."""
+
+_SHARE_OF_EXCESS, _SHARE_OF_LOSS = 0.25, 0.1
+"""How much of a step's excess loss the canary must share to speak for ill weights; of its own loss where the step's has no number."""
 
 _OPENS_WATCH = frozenset({"outlier_loss", "outlier_loss_and_norm", "sustained_loss", "sustained_loss_slow", "loss_n_sigma"})
 
@@ -73,14 +77,20 @@ class Monitoring:
         self._watch(signals)
 
     def ask_canary(self) -> bool | None:
-        """Collective over the world. Whether the frozen set does worse than its best; None where there is none, or no best yet."""
+        """Collective over the world. Whether the weights are as ill as the step looks; None where there is no canary, or no best yet.
+
+        Weights that are ill show it on the frozen set too, and by about as much. Its own margin is for evaluations of one schedule, and a
+        small set moves by more from one step to the next.
+        """
         best = self._state.monitor.canary.best
-        if self._evaluation is None or best != best or not self._config.canary.interval_steps:
+        if self._evaluation is None or math.isnan(best) or not self._config.canary.interval_steps:
             return None
         told = self._evaluation.canary()
         if told is None or told.num_tokens != self._state.monitor.canary_tokens:
             return None
-        return not told.loss <= best + self._config.canary.margin_nats
+        excess = max((_excess(finding) for finding in self._findings), default=0.0)
+        share = _SHARE_OF_EXCESS * excess if excess > 0.0 else _SHARE_OF_LOSS * best
+        return not told.loss <= best + max(share, self._config.canary.margin_nats)
 
     def worth_telling(self, findings: Sequence[Finding], *, step: int) -> list[Finding]:
         """Local. Without what the same rule said a moment ago; what asks for action is always told."""
@@ -159,3 +169,10 @@ class Monitoring:
         ramp = self._config.train.batch_ramp
         # The first step at or behind an edge begins within one batch of the size before it.
         return any(edge <= before < edge + batch for (_, batch), (edge, _) in pairwise(ramp))
+
+
+def _excess(finding: Finding) -> float:
+    """By how many nats the loss stood above what was expected; 0 where the finding is not about that."""
+    value, level = finding.evidence.get("value"), finding.evidence.get("level")
+    is_loss = finding.rule.startswith(("outlier_loss", "sustained_loss"))
+    return value - level if is_loss and isinstance(value, float) and isinstance(level, float) else 0.0
