@@ -7,22 +7,28 @@ The campaign draws every fault ten times and prints what became of each:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from surefoot.core.sections import RunConfig
 from tests.ranks.conftest import WarmParent
-from tests.ranks.injections.bench import Bench
-from tests.ranks.injections.drawing import KINDS, Case, draw
+from tests.ranks.injections.bench import Bench, entries_of, final_digest
+from tests.ranks.injections.drawing import EARLY, KINDS, Case, draw
 from tests.ranks.injections.faults import Kind
 from tests.ranks.injections.outcomes import Outcome, table
+from tests.ranks.injections.runs import NUM_SHORT_STEPS, End
 
 _SEED = 1
-_NUM_DRAWN = 10
-_MOST_INCONCLUSIVE = 2
 
 
 @pytest.fixture(scope="module")
 def bench(warm_parent: WarmParent, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(warm_parent, tmp_path_factory.mktemp("injections"))
+
+
+_NUM_DRAWN = 10
+_MOST_INCONCLUSIVE = 2
 
 
 def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Bench) -> None:
@@ -59,6 +65,72 @@ def test_moments_that_a_resume_lost_are_missed_and_an_older_checkpoint_has_them(
     (outcome,) = shown([bench.outcome(draw("lost-moments", seed=_SEED, data=bench.data))])
     assert outcome.is_named_rightly, outcome.line()
     assert outcome.healed == "the same bits", outcome.line()
+
+
+def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Bench) -> None:
+    case = replace(draw("rate-not-as-told", seed=_SEED, data=bench.data, window=EARLY), num_steps=NUM_SHORT_STEPS)
+    (outcome,) = shown([bench.outcome(replace(case, fault=replace(case.fault, lasts=True), exit_code=6))])
+    assert outcome.is_named_rightly, outcome.line()
+    assert outcome.actions.count("roll back") == 1, outcome.line()
+    assert outcome.exit_code == 6, outcome.line()
+
+
+# --- kills: a resumed run judges as the one that was not killed ---
+
+
+def test_windows_survive_a_kill(bench: Bench) -> None:
+    case = draw("shuffled-tokens", seed=_SEED, data=bench.data)
+    undisturbed, _ = bench.run_of(case)
+    config = case.config(bench.data, bench.run_dir())
+    bench.crash(config, step=case.fault.step - 3)
+    assert bench.run(config) == End(0)
+    resumed_from = max(entry.step for entry in entries_of(config) if entry.event == "run.resumed")
+    assert 0 < resumed_from < case.fault.step
+    assert findings_of(config, since=resumed_from, attempt=2) == findings_of(undisturbed, since=resumed_from, attempt=1)
+    assert any(rule == "outlier_loss" for _, rule, *_ in findings_of(config, since=resumed_from, attempt=2))
+    assert final_digest(config) == final_digest(undisturbed)
+
+
+def test_an_episode_survives_a_kill(bench: Bench) -> None:
+    flip = replace(draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36)), num_steps=NUM_SHORT_STEPS)
+    undisturbed, end = bench.run_of(flip)
+    assert end == End(0)
+    config = flip.config(bench.data, bench.run_dir())
+    bench.crash(config, step=50, saved=20, faults=[flip.fault])  # gone back from step 41 to step 20, and watched until step 61
+    events = [entry.event for entry in entries_of(config)]
+    assert ("episode.opened" in events, "episode.diagnosed" in events) == (True, False)
+    assert bench.run(config) == End(0)
+    assert diagnoses(config) == diagnoses(undisturbed)
+    assert len(diagnoses(config)) == 1
+    assert final_digest(config) == final_digest(undisturbed) == final_digest(bench.clean(num_steps=NUM_SHORT_STEPS))
+
+
+def test_roll_backs_stay_counted_over_a_roll_back_and_a_kill(bench: Bench) -> None:
+    flip = replace(draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36)), num_steps=NUM_SHORT_STEPS)
+    config = flip.config(bench.data, bench.run_dir())
+    config = replace(config, heal=replace(config.heal, max_rollbacks=1))
+    bench.crash(config, step=62, saved=20, faults=[flip.fault])  # the first one is over at step 61: its roll-back helped
+    assert len(diagnoses(config)) == 1
+    assert bench.run(config, [replace(flip.fault, step=64)]) == End(6)
+    assert [entry.rule for entry in entries_of(config) if entry.event == "run.paused"] == ["rollback_budget"]
+    assert len([entry for entry in entries_of(config) if entry.event == "run.rolled_back"]) == 1
+
+
+def findings_of(config: RunConfig, *, since: int, attempt: int) -> list[tuple[int, str, str, object]]:
+    """(step, rule, action, evidence) of what was found in steps behind `since`, in one attempt."""
+    return [
+        (int(str(entry.fields["of_step"])), entry.rule, str(entry.fields["action"]), entry.fields["evidence"])
+        for entry in entries_of(config)
+        if entry.event == "anomaly.found" and entry.attempt == attempt and int(str(entry.fields["of_step"])) > since
+    ]
+
+
+def diagnoses(config: RunConfig) -> list[dict[str, object]]:
+    return [
+        {name: value for name, value in entry.fields.items() if name != "episode"}
+        for entry in entries_of(config)
+        if entry.event == "episode.diagnosed"
+    ]
 
 
 @pytest.mark.campaign

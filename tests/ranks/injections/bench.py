@@ -18,7 +18,7 @@ from tests.ranks.injections.corpus import prepare_corpus
 from tests.ranks.injections.drawing import Case
 from tests.ranks.injections.faults import Fault
 from tests.ranks.injections.outcomes import Outcome, outcome_of, refused
-from tests.ranks.injections.runs import NUM_RANKS, End, config_of, injected
+from tests.ranks.injections.runs import NUM_RANKS, SAVE_STEPS, End, config_of, injected
 
 _LIMIT_S: Final = 110.0  # against a hang
 CLEAN_SEEDS: Final = (0, 1, 2)
@@ -31,6 +31,7 @@ class Bench:
         self._parent, self._folder = warm_parent, folder
         self._num_runs = 0
         self._clean: dict[tuple[bool, int, int], RunConfig] = {}
+        self._ended: dict[Case, tuple[RunConfig, End]] = {}
         self.data = prepare_corpus(folder)
 
     def run_dir(self) -> Path:
@@ -45,8 +46,10 @@ class Bench:
         assert len({end.exit_code for end in ends}) == 1
         return ends[0]
 
-    def crash(self, config: RunConfig, *, step: int, faults: Sequence[Fault] = ()) -> None:
-        kwargs = {"config": config, "faults": tuple(faults), "crash_at": step}
+    def crash(self, config: RunConfig, *, step: int, saved: int | None = None, faults: Sequence[Fault] = ()) -> None:
+        """kill -9 of all ranks after a step, when `saved`, the last one that is saved before it, is on disk."""
+        saved = saved if saved is not None else step // SAVE_STEPS * SAVE_STEPS
+        kwargs = {"config": config, "faults": tuple(faults), "crash_at": step, "saved": saved}
         with pytest.raises(RanksFailed, match="died"):
             self._parent.run(injected, NUM_RANKS, timeout_s=_LIMIT_S, init=False, kwargs=kwargs)
 
@@ -69,13 +72,19 @@ class Bench:
 
     def outcome(self, case: Case) -> Outcome:
         """Of a fault in a run of its own."""
-        config = case.config(self.data, self.run_dir())
-        if case.fault.kind == "lost-moments":
-            self.crash(config, step=case.fault.step)
-        end = self.run(config, [case.fault])
+        config, end = self.run_of(case)
         if case.fault.kind == "other-seed":
             return refused(case, end.error, exit_code=end.exit_code)
         return self.with_health(outcome_of(case, entries_of(config), exit_code=end.exit_code), config)
+
+    def run_of(self, case: Case) -> tuple[RunConfig, End]:
+        """A run with this fault alone, once for each case."""
+        if case not in self._ended:
+            config = case.config(self.data, self.run_dir())
+            if case.fault.kind == "lost-moments":
+                self.crash(config, step=case.fault.step)
+            self._ended[case] = config, self.run(config, [case.fault])
+        return self._ended[case]
 
     def with_health(self, outcome: Outcome, config: RunConfig) -> Outcome:
         """With what the run ended as, beside those without a fault."""

@@ -41,6 +41,7 @@ class Case:
     same_bits: bool = False
     exit_code: int = 0
     poison: tuple[str, int] | None = None
+    num_steps: int = NUM_STEPS
 
     @property
     def first_step(self) -> int:
@@ -52,13 +53,16 @@ class Case:
         return self.fault.kind == "biased-contribution"
 
     def config(self, data: Path, run_dir: Path) -> RunConfig:
-        steps = NUM_SHORT_STEPS if self.fault.kind in _SHORT else NUM_STEPS
-        return config_of(data, run_dir, sharded=self.sharded, num_steps=steps, poison=self.poison)
+        return config_of(data, run_dir, sharded=self.sharded, num_steps=self.num_steps, poison=self.poison)
 
 
 def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, company: Case | None = None) -> Case:
     """The same case for the same arguments. `company` is a case that shares the run."""
-    window = window or (EARLY if kind in _SHORT else SETTLED)
+    case = _draw(kind, seed=seed, data=data, window=window or (EARLY if kind in _SHORT else SETTLED), company=company)
+    return replace(case, num_steps=NUM_SHORT_STEPS) if kind in _SHORT else case
+
+
+def _draw(kind: Kind, *, seed: int, data: Path, window: Window, company: Case | None) -> Case:
     luck = random.Random(f"{kind} {seed}")
     step, rank, place = luck.randint(*window), luck.randrange(NUM_RANKS), luck.randrange(1 << 20)
     at_one_rank = Fault(kind, step, rank=rank, place=place, bit=luck.randrange(31))

@@ -71,8 +71,11 @@ class End:
     error: str = ""
 
 
-def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fault, ...] = (), crash_at: int = 0) -> End:
-    """Collective over the world. A run to its end or until it leaves, with its faults; `crash_at` kills every rank after that step."""
+def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fault, ...] = (), crash_at: int = 0, saved: int = 0) -> End:
+    """Collective over the world. A run to its end or until it leaves, with its faults.
+
+    `crash_at` kills every rank after that step, once the checkpoint of step `saved` is on disk.
+    """
     for fault in faults:
         config = config_of_rank(config, fault, rank=rank)
     try:
@@ -87,7 +90,7 @@ def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fau
                     here = injection.before_step(here)
                 train_step(here, guard)
                 if guard.step == crash_at:
-                    _await_published(Path(config.run.dir) / "checkpoints", step=crash_at // SAVE_STEPS * SAVE_STEPS)
+                    _await_published(Path(config.run.dir) / "checkpoints", step=saved)
                     os.kill(os.getpid(), signal.SIGKILL)
     except SystemExit as left:
         return End(int(str(left.code)))
