@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from surefoot.core.records import Signals
 from surefoot.monitor.gradients import counted_gradients, squared_norm_and_nonfinite
-from surefoot.monitor.vector import Flag, HostWords, encode, fold
+from surefoot.monitor.vector import Flag, HostWords, Layout, encode, fold
+from surefoot.tensors.exact_sum import NUM_LEVELS
 from surefoot.tensors.world import World, broadcast_json, gather_json, gather_words, join_world, reduce_sum, single_world
 
 pytestmark = pytest.mark.gpu
@@ -22,6 +23,9 @@ HOST = HostWords(
     generation=2, attempt=3, step=40, flags=Flag.LEAVE, blocklist_word=-5, num_live_tokens=1000, data_wait_s=0.25, forward_backward_s=0.5,
     step_clock_s=12.5, cpu_s=1.5, save_clock_s=60.0, save_stall_s=0.125, save_slot_free=True,
 )  # fmt: skip
+LAYOUT = Layout(groups=("embed", "blocks.0"), sums=("log_z_n:head", "log_z_sum:head"), maxima=("act_max:blocks.0",))
+TAIL = (1.0 / 7.0, 1e-300, 1e-7, 2e-7, 1.0 / 3.0, 5.0, 64.0, 1.0 / 9.0, -0.5)
+"""Squared norms of gradients, updates and weights by group, then what a probed step adds."""
 
 
 @pytest.fixture
@@ -36,8 +40,11 @@ def nccl_world(device: torch.device, tmp_path: Path) -> Iterator[World]:
 
 
 def exchanged(world: World, values: tuple[float, float, float]) -> Signals:
-    on_device = torch.tensor(values, dtype=torch.float64, device=world.device)
-    return fold(gather_words(world, encode(HOST, device_values=on_device)))
+    """`values` are the loss, the squared norm and the number of non-finite tensors."""
+    loss_sum, squared_norm, num_nonfinite = values
+    fixed = (loss_sum, squared_norm, *(0.0,) * (NUM_LEVELS - 1), num_nonfinite, 0.25)
+    on_device = torch.tensor((*fixed, *TAIL), dtype=torch.float64, device=world.device)
+    return fold(gather_words(world, encode(HOST, device_values=on_device)), layout=LAYOUT)
 
 
 @pytest.mark.parametrize("values", [(2.5e3, 1.0 / 3.0, 0.0), (-0.0, 1e300, 7.0)], ids=str)
@@ -79,6 +86,7 @@ def test_gradients_are_measured_as_on_the_host(device: torch.device) -> None:
 
 
 def test_ranks_on_different_steps_are_found_on_the_device_too(device: torch.device) -> None:
-    rows = [encode(replace(HOST, step=step), device_values=torch.zeros(3, dtype=torch.float64, device=device)) for step in (40, 41)]
+    zeros = torch.zeros(NUM_LEVELS + 3, dtype=torch.float64, device=device)
+    rows = [encode(replace(HOST, step=step), device_values=zeros) for step in (40, 41)]
     with pytest.raises(Exception, match="ranks disagree on step"):
         fold(torch.stack(rows))
