@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 HOST = HostWords(
     generation=2, attempt=3, step=40, flags=Flag.LEAVE, blocklist_word=-5, num_live_tokens=1000, data_wait_s=0.25, forward_backward_s=0.5,
-    step_clock_s=12.5, cpu_s=1.5, save_clock_s=60.0, save_stall_s=0.125, save_slot_free=True,
+    step_clock_s=12.5, cpu_s=1.5, save_clock_s=60.0, save_stall_s=0.125, save_slot_free=True, lr=1e-3, lr_applied_ratio=0.75,
 )  # fmt: skip
 LAYOUT = Layout(groups=("embed", "blocks.0"), sums=("log_z_n:head", "log_z_sum:head"), maxima=("act_max:blocks.0",))
 TAIL = (1.0 / 7.0, 1e-300, 1e-7, 2e-7, 1.0 / 3.0, 5.0, 64.0, 1.0 / 9.0, -0.5)
