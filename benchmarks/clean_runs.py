@@ -160,15 +160,15 @@ def _rounded(module: nn.Module, given: tuple[torch.Tensor, ...], _out: torch.Ten
     return F.linear(given[0].bfloat16().float(), weight.bfloat16().float())
 
 
-def prepare_sources(folder: Path) -> Path:
-    """Python's own library, and numbers: no source is like the other. Prepared once."""
+def prepare_sources(folder: Path, *, code: str = "builtin:python-stdlib") -> Path:
+    """Python's own library, or other files, and numbers: no source is like the other. Prepared once."""
     out = folder / "data"
     if not out.exists():
         folder.mkdir(parents=True, exist_ok=True)
         digits = folder / "digits.jsonl"
         lines = (" ".join(str(place * place % 99991) for place in range(start, start + 300)) for start in range(0, 300_000, 300))
         digits.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-        files = {"code": "builtin:python-stdlib", "digits": str(digits)}
+        files = {"code": code, "digits": str(digits)}
         sources = [SourceSection(name=name, files=(path,)) for name, path in files.items()]
         prepare(sources, out=out, tokenizer="bytes", heldout_fraction=0.02)
     return out

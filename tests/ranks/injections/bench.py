@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from benchmarks.clean_runs import acted_on
 
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
@@ -54,11 +55,12 @@ class Bench:
             self._parent.run(injected, NUM_RANKS, timeout_s=_LIMIT_S, init=False, kwargs=kwargs)
 
     def clean(self, *, num_steps: int, sharded: bool = False, seed: int = 0) -> RunConfig:
-        """Of a run without a fault, which has ended."""
+        """Of a run without a fault, which has ended, and which nothing acted on."""
         key = (sharded, num_steps, seed)
         if key not in self._clean:
             config = config_of(self.data, self.run_dir(), sharded=sharded, seed=seed, num_steps=num_steps)
             assert self.run(config) == End(0)
+            assert not acted_on(entries_of(config))
             self._clean[key] = config
         return self._clean[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,18 +25,26 @@ _FOLLOWERS: Final = (0.5, 0.25, 0.15, 0.1)
 
 def prepare_corpus(folder: Path) -> Path:
     """The folder of the prepared data, as bytes, below `folder`."""
-    texts = _texts()
+    texts = made_up_texts()
     characters = np.array(list("".join(texts)[:POISON_BYTES]))
     shuffled = "".join(np.random.default_rng(8).permutation(characters))
     documents = {"text": texts, "repeated": [RARE * POISON_BYTES], "shuffled": [shuffled]}
     sections = []
     for name, own in documents.items():
-        path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in own))
-        sections.append(SourceSection(name=name, files=(str(path),)))
+        sections.append(SourceSection(name=name, files=(str(_write(folder / f"{name}.jsonl", own)),)))
     out = folder / "prepared"
     prepare(sections, out=out, tokenizer="bytes", heldout_fraction=0.02)
     return out
+
+
+def write_text(folder: Path) -> Path:
+    """The text alone, not prepared."""
+    return _write(folder / "text.jsonl", made_up_texts())
+
+
+def _write(path: Path, texts: Sequence[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
 
 
 def sources(poison: tuple[str, int] | None) -> tuple[SourceSection, ...]:
@@ -65,7 +74,7 @@ def row_of(config: RunConfig, *, step: int, slot: int) -> tuple[int, ...]:
     return tuple(rows[slot % len(rows)])
 
 
-def _texts() -> list[str]:
+def made_up_texts() -> list[str]:
     """Each letter is followed by one of four: learned in some 80 steps, so that what comes later stands out from even noise."""
     draw = np.random.default_rng(7)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz .,-"))

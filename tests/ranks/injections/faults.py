@@ -7,6 +7,7 @@ that lasts is there whenever its place is.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -105,7 +106,7 @@ class Injection:
         elif kind == "rate-not-as-told":
             self._parts.optimizer.register_step_pre_hook(lambda optimizer, *_: self._change_rate(optimizer))
         elif kind == "flipped-gradient-bit":
-            _drawn(self._parts.parameters, place).register_hook(self._flip_gradient)
+            _on_gradient(_drawn(self._parts.parameters, place), self._flip_gradient)
         elif kind == "biased-contribution":
             module.register_forward_hook(lambda _module, _given, out: self._bias(out))
 
@@ -132,7 +133,7 @@ class Injection:
 
     def _bias(self, out: torch.Tensor) -> None:
         if self._computes and self._step >= self._fault.step:
-            out.register_hook(lambda gradient: gradient * BIAS)
+            _on_gradient(out, lambda gradient: gradient * BIAS)
 
 
 def config_of_rank(config: RunConfig, fault: Fault, *, rank: int) -> RunConfig:
@@ -147,6 +148,10 @@ def lose_moments(optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         for name in ("exp_avg", "exp_avg_sq"):
             state[name].zero_()
+
+
+def _on_gradient(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    tensor.register_hook(change)  # type: ignore[no-untyped-call]  # torch leaves Tensor.register_hook unannotated
 
 
 def _with_nan(out_BSD: torch.Tensor, place: int) -> torch.Tensor:
