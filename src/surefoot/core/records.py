@@ -187,13 +187,14 @@ class Redo:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """To the newest clean checkpoint of at most `to_step`."""
+    """To the newest clean checkpoint of at most `to_step`; `onset_step` is the first step that is held against the run."""
 
     to_step: int
     mode: Literal["diagnose", "skip"]
     skip_samples: tuple[int, int] | None
     rule: str
     reason: str
+    onset_step: int
     proceeds = False
 
 

@@ -180,7 +180,7 @@ class Healer:
         says = follow(episode, step=step, recurs=recurs, can_rotate=self._can_rotate, can_skip=self._can_skip, rotated_says=rotated_says)
         if isinstance(says, Again):
             self._next = says
-            return RollBack(episode.onset_step - 1, "diagnose", None, episode.rule, says.reason)
+            return RollBack(episode.to_step, "diagnose", None, episode.rule, says.reason, episode.onset_step)
         if isinstance(says, GiveUp):
             self._tell_cause(episode, says.diagnosis)
             return Pause("episode", f"{episode.id}, {says.diagnosis.cause}: {says.diagnosis.reason}")
@@ -209,11 +209,20 @@ class Healer:
         """Collective over the save group. What asks for a roll-back is looked into from now on; a Pause where there is no way back."""
         if self._next is not None:
             return None  # an open one goes on in another phase
-        back_steps = self._section.back_steps if action.mode == "skip" else 0
-        onset = action.to_step + 1 + back_steps
-        samples = action.skip_samples or (self._first_sample(onset, signals), self._state.data.next_sample)
+        samples = action.skip_samples or (self._first_sample(action.onset_step, signals), self._state.data.next_sample)
         phase: Phase = "skipped" if action.mode == "skip" else "replay"
-        opened = Episode("", action.rule, action.reason, onset, signals.step + 1, samples, phase, self._ranks)
+        opened = Episode(
+            "",
+            action.rule,
+            action.reason,
+            action.onset_step,
+            signals.step + 1,
+            samples,
+            phase,
+            ranks=self._ranks,
+            to_step=action.to_step,
+            lr_factor=self._next_lr_factor(action.rule),
+        )
         told = broadcast_json(self._world, lead(self._world, lambda: self._opened(opened, action.to_step)))
         if told is None:
             return Pause("no_way_back", f"{action.reason}, and no clean checkpoint of step {action.to_step} or before is left")
@@ -229,11 +238,9 @@ class Healer:
         self._before_rotation = dict(self._steps) if wish.phase == "rotated" else {}
         if wish.phase == "skipped":
             lead(self._world, lambda: self._ask_to_skip(episode))
-        factor = self._next_lr_factor(episode)
-        fields: dict[str, object] = {"episode": episode.id, "phase": wish.phase, **({"lr_factor": factor} if factor != 1.0 else {})}
-        back_steps = self._section.back_steps if self._section.rollback == "skip_at_once" else 0
-        to_step = max(0, episode.onset_step - 1 - back_steps)
-        way = RollBackWay(to_step, episode.rule, wish.reason, trusted_until=episode.onset_step - 1, fields=fields)
+        factor = {"lr_factor": episode.lr_factor} if episode.lr_factor != 1.0 else {}
+        fields: dict[str, object] = {"episode": episode.id, "phase": wish.phase, **factor}
+        way = RollBackWay(episode.to_step, episode.rule, wish.reason, trusted_until=episode.onset_step - 1, fields=fields)
         self._recovery.roll_back(way)
         self._steps.clear()
         self.take_up()
@@ -245,9 +252,9 @@ class Healer:
         num_steps = signals.step + 1 - step + 1
         return max(0, self._state.data.next_sample - num_steps * self._config.train.global_batch_size)
 
-    def _next_lr_factor(self, episode: Episode) -> float:
+    def _next_lr_factor(self, rule: str) -> float:
         """The second line, where it is asked for: the same rule has been rolled back for before, and is back."""
-        repeats = self._section.lr_factor > 0.0 and episode.rule in self._episodes.closed_rules
+        repeats = self._section.lr_factor > 0.0 and rule in self._episodes.closed_rules
         return self._episodes.lr_factor * (self._section.lr_factor if repeats else 1.0)
 
     # --- on rank 0 ---

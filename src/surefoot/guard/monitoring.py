@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from surefoot.core.ports import CanaryPort, EvalPort
@@ -14,7 +15,7 @@ from surefoot.guard.audit import Audit
 from surefoot.guard.state import TrainState
 from surefoot.monitor import detectors
 from surefoot.monitor.canary import hear
-from surefoot.monitor.spikes import follow, open_watch, outcome
+from surefoot.monitor.spikes import NUM_REBOUND, follow, open_watch, outcome, rebound
 
 _TELL_EVERY_STEPS = 100
 """A rule that speaks at every step is told once in so many: the ledger is for people."""
@@ -41,11 +42,16 @@ class Monitoring:
         self._told: dict[str, int] = {}
         self._first_sample = 0
         self._is_anew = False
+        self._resumed_at: int | None = None
+        self._before: tuple[float, ...] = ()
+        self._after: list[float] = []
         self.canary_loss: float | None = None  # of the step that was counted last, where it was asked for
 
     def get_ready(self) -> None:
         """Collective over the save group. After a restore."""
         self._audit.get_ready()
+        self._before, self._after = self._state.monitor.losses, []
+        self._resumed_at = self._state.step if self._before else None
 
     # --- in a step ---
 
@@ -75,6 +81,7 @@ class Monitoring:
         if self._is_anew:
             monitor.watch, monitor.canary_anew = None, True
         self._watch(signals)
+        self._look_for_rebound(signals)
 
     def ask_canary(self) -> bool | None:
         """Collective over the world. Whether the weights are as ill as the step looks; None where there is no canary, or no best yet.
@@ -115,7 +122,23 @@ class Monitoring:
             self._audit.ask()
         if self._audit.due(step):
             found += self._audit.run(step)
-        self._state.monitor.pending = (*self._state.monitor.pending, *found)
+        self._hear(found)
+
+    def _hear(self, found: Sequence[Finding]) -> None:
+        """Local. For the next judgement, as the rules are bound: what is off is not heard."""
+        bound = [replace(finding, asks=self._rules[finding.rule]) for finding in found if finding.rule in self._rules]
+        self._state.monitor.pending = (*self._state.monitor.pending, *bound)
+
+    def _look_for_rebound(self, signals: Signals) -> None:
+        """Local. The first losses after a start against the last ones before it, once there are enough of them."""
+        if self._resumed_at is None:
+            return
+        self._after.append(signals.loss)
+        if len(self._after) < NUM_REBOUND:
+            return
+        found = rebound(self._before, self._after, resume_step=self._resumed_at)
+        self._resumed_at = None
+        self._hear([found] if found is not None else [])
 
     def _canary_is_due(self, step: int) -> bool:
         interval_steps = self._config.canary.interval_steps
@@ -158,7 +181,7 @@ class Monitoring:
         if became == "diverged":
             reason = f"the loss has not come back since step {monitor.watch.onset_step}, and does not return"
             evidence = {"forecast": monitor.watch.forecast(step), "tolerance": monitor.watch.tolerance(step), "rule": monitor.watch.rule}
-            monitor.pending = (*monitor.pending, Finding("diverged", Asks.ROLL_BACK, reason, monitor.watch.onset_step, evidence))
+            self._hear([Finding("diverged", Asks.ROLL_BACK, reason, monitor.watch.onset_step, evidence)])
         monitor.watch = None
 
     def _begins_anew(self) -> bool:

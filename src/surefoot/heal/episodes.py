@@ -28,7 +28,8 @@ _GRACE_STEPS = 20
 class Episode:
     """Steps `onset_step` to `detected_step` are held against the run, and the samples [first, end) of these steps.
 
-    `ranks` are those that the finding named. `id` is `e<seq>` of the entry that opened it.
+    `ranks` are those that the finding named; it goes back to the newest checkpoint of at most `to_step`,
+    with learning rates times `lr_factor` from there on. `id` is `e<seq>` of the entry that opened it.
     """
 
     id: str
@@ -39,6 +40,8 @@ class Episode:
     samples: tuple[int, int]
     phase: Phase
     ranks: tuple[int, ...] = ()
+    to_step: int = 0
+    lr_factor: float = 1.0
 
     @property
     def rotation(self) -> int:

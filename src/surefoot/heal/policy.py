@@ -124,13 +124,14 @@ def _roll_back(agreed: Sequence[Finding | Vote], step: int, section: HealSection
     reason = f"{rules} since step {onset}"
     if situation.num_rollbacks >= section.max_rollbacks:
         return Pause("rollback_budget", f"{reason}; {situation.num_rollbacks} roll-backs within {section.budget_steps} steps did not help")
-    if section.rollback == "skip_at_once" and not situation.can_skip:
+    skips_at_once = section.rollback == "skip_at_once" or section.preset == "classic"
+    if skips_at_once and not situation.can_skip:
         return Pause("no_way_to_skip", f"{reason}; the data port of this loop leaves nothing out, as heal.rollback asks")
-    if section.rollback == "skip_at_once":
+    if skips_at_once:
         first = situation.next_sample - (step - onset + 1) * situation.samples_per_step
         samples = (max(first, 0), max(first, 0) + section.skip_steps * situation.samples_per_step)
-        return RollBack(max(0, onset - 1 - section.back_steps), "skip", samples, rules, reason)
-    return RollBack(max(0, onset - 1), "diagnose", None, rules, reason)
+        return RollBack(max(0, onset - 1 - section.back_steps), "skip", samples, rules, reason, onset)
+    return RollBack(max(0, onset - 1), "diagnose", None, rules, reason, onset)
 
 
 def with_votes(state: HealState, findings: Sequence[Finding], *, step: int, section: HealSection) -> HealState:

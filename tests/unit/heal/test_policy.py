@@ -151,7 +151,14 @@ def test_a_comparison_of_bits_needs_no_second_tier() -> None:
 def test_skip_at_once_goes_farther_back_and_leaves_out_batches_from_the_onset_on() -> None:
     section = replace(SECTION, rollback="skip_at_once", back_steps=3, skip_steps=4)
     action, _ = act(verdict(finding("replica_differs", Asks.ROLL_BACK, onset=8)), section=section)
-    assert action == RollBack(4, "skip", (960, 1000), "replica_differs", "replica_differs since step 8")
+    assert action == RollBack(4, "skip", (960, 1000), "replica_differs", "replica_differs since step 8", 8)
+
+
+def test_the_classic_preset_goes_back_as_the_books_do() -> None:
+    section = replace(SECTION, preset="classic", back_steps=3)
+    action, _ = act(verdict(finding("loss_n_sigma", Asks.ROLL_BACK, onset=8)), section=section)
+    assert isinstance(action, RollBack)
+    assert (action.mode, action.to_step) == ("skip", 4)
 
 
 def test_the_budget_ends_in_a_pause() -> None:
