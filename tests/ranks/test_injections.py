@@ -14,10 +14,10 @@ import pytest
 from surefoot.core.sections import RunConfig
 from tests.ranks.conftest import WarmParent
 from tests.ranks.injections.bench import Bench, entries_of, final_digest
-from tests.ranks.injections.drawing import EARLY, KINDS, Case, draw
+from tests.ranks.injections.drawing import KINDS, Case, draw
 from tests.ranks.injections.faults import Kind
 from tests.ranks.injections.outcomes import Outcome, table
-from tests.ranks.injections.runs import NUM_SHORT_STEPS, End
+from tests.ranks.injections.runs import NUM_SHORT_STEPS, NUM_STEPS, End
 
 _SEED = 1
 
@@ -36,9 +36,9 @@ def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Be
         "nan-in-an-atom": (22, 38),
         "flipped-gradient-bit": (45, 58),
         "flipped-parameter-bit": (82, 98),
-        "rate-not-as-told": (165, 185),
+        "rate-not-as-told": (165, 180),
     }
-    cases = [draw(kind, seed=_SEED, data=bench.data, window=window) for kind, window in windows.items()]
+    cases = [replace(draw(kind, seed=_SEED, data=bench.data, window=window), num_steps=NUM_STEPS) for kind, window in windows.items()]
     for outcome in shown(bench.outcomes(cases)):
         assert outcome.is_named_rightly, outcome.line()
         assert outcome.healed == "the same bits", outcome.line()
@@ -68,7 +68,7 @@ def test_moments_that_a_resume_lost_are_missed_and_an_older_checkpoint_has_them(
 
 
 def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Bench) -> None:
-    case = replace(draw("rate-not-as-told", seed=_SEED, data=bench.data, window=EARLY), num_steps=NUM_SHORT_STEPS)
+    case = draw("rate-not-as-told", seed=_SEED, data=bench.data)
     (outcome,) = shown([bench.outcome(replace(case, fault=replace(case.fault, lasts=True), exit_code=6))])
     assert outcome.is_named_rightly, outcome.line()
     assert outcome.actions.count("roll back") == 1, outcome.line()
@@ -92,7 +92,7 @@ def test_windows_survive_a_kill(bench: Bench) -> None:
 
 
 def test_an_episode_survives_a_kill(bench: Bench) -> None:
-    flip = replace(draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36)), num_steps=NUM_SHORT_STEPS)
+    flip = draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36))
     undisturbed, end = bench.run_of(flip)
     assert end == End(0)
     config = flip.config(bench.data, bench.run_dir())
@@ -106,7 +106,7 @@ def test_an_episode_survives_a_kill(bench: Bench) -> None:
 
 
 def test_roll_backs_stay_counted_over_a_roll_back_and_a_kill(bench: Bench) -> None:
-    flip = replace(draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36)), num_steps=NUM_SHORT_STEPS)
+    flip = draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36))
     config = flip.config(bench.data, bench.run_dir())
     config = replace(config, heal=replace(config.heal, max_rollbacks=1))
     bench.crash(config, step=62, saved=20, faults=[flip.fault])  # the first one is over at step 61: its roll-back helped

@@ -66,7 +66,7 @@ class Bench:
 
     def outcomes(self, cases: Sequence[Case]) -> list[Outcome]:
         """Of faults that share a run, in the order of their steps."""
-        config = cases[0].config(self.data, self.run_dir())
+        config = replace(cases[-1], num_steps=max(case.num_steps for case in cases)).config(self.data, self.run_dir())
         end = self.run(config, [case.fault for case in cases])
         entries, untils = entries_of(config), [*(case.first_step for case in cases[1:]), None]
         found = [outcome_of(case, entries, exit_code=end.exit_code, until_step=until) for case, until in zip(cases, untils, strict=True)]

@@ -33,7 +33,7 @@ from tests.ranks.injections.faults import Fault, Injection, config_of_rank, lose
 NUM_RANKS: Final = 3
 SEQ_LEN: Final = 128
 NUM_STEPS: Final = 220
-NUM_SHORT_STEPS: Final = 68
+NUM_SHORT_STEPS: Final = 84
 SAVE_STEPS: Final = 20
 
 
