@@ -24,6 +24,7 @@ class MonitorState:
     detectors: DetectorState = field(default_factory=DetectorState)
     canary: CanaryState = field(default_factory=CanaryState)
     canary_anew: bool = False
+    config_word: str = ""
     canary_tokens: int = 0
     watch: SpikeWatch | None = None
     pending: tuple[Finding, ...] = ()
@@ -35,6 +36,7 @@ class MonitorState:
             "detectors": self.detectors.to_json(),
             "canary": self.canary.to_json(),
             "canary_anew": self.canary_anew,
+            "config_word": self.config_word,
             "canary_tokens": self.canary_tokens,
             "watch": self.watch.to_json() if self.watch is not None else None,
             "pending": [asdict(finding) for finding in self.pending],
@@ -48,6 +50,7 @@ def monitor_state_from_json(value: Mapping[str, Any]) -> MonitorState:
         heal=heal_state_from_json(value.get("heal", {})),
         detectors=state_from_json(value.get("detectors", {})),
         canary=canary_from_json(value.get("canary", {})),
+        config_word=str(value.get("config_word", "")),
         canary_anew=bool(value.get("canary_anew", False)),
         canary_tokens=int(value.get("canary_tokens", 0)),
         watch=watch_from_json(value["watch"]) if value.get("watch") else None,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from surefoot.core.hashing import sha256_json
+from surefoot.core.identity import section_hashes
 from surefoot.core.ports import CanaryPort, EvalPort
 from surefoot.core.records import Asks, Finding, Signals
 from surefoot.core.sections import RunConfig
@@ -50,8 +52,17 @@ class Monitoring:
     def get_ready(self) -> None:
         """Collective over the save group. After a restore."""
         self._audit.get_ready()
+        self._forget_other_config()
         self._before, self._after = self._state.monitor.losses, []
         self._resumed_at = self._state.step if self._before else None
+
+    def _forget_other_config(self) -> None:
+        """Local. Under settings that somebody changed, and accepted, what was seen before is no measure."""
+        word = sha256_json(section_hashes(self._config))
+        monitor = self._state.monitor
+        if monitor.config_word not in ("", word):
+            monitor.detectors, monitor.watch, monitor.losses, monitor.canary_anew = detectors.DetectorState(), None, (), True
+        monitor.config_word = word
 
     # --- in a step ---
 
