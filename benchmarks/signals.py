@@ -2,7 +2,7 @@
 
     python -m benchmarks.signals [--steps 24] [--small] [--work build/signals]
 
-One run of our own loop: 12.6M parameters, 8,192 tokens a step, one process. Every other step is probed, so both kinds see the same machine.
+One run of our own loop: 12.6M parameters, 8,192 tokens a step, one process of one thread. Every other step is probed, so both kinds see the same machine.
 Counted are all of `guard.judge`, `guard.applied` and `guard.finish`: norms, the vector, its fold, detectors and policy, update sizes, the
 report and its row in the metrics store; and the hooks of the probes inside the forward. The norm is among them, which any loop that clips
 needs too. Left out are evaluations, audits and saves, whose cadence is priced elsewhere. What ranks do besides, the norm of each bucket
@@ -32,6 +32,7 @@ from surefoot.core.sections import (
     CanarySection,
     CheckpointSection,
     DataSection,
+    LaunchSection,
     ModelSection,
     MonitorSection,
     RunConfig,
@@ -157,6 +158,7 @@ def _config(options: argparse.Namespace, run_dir: Path) -> RunConfig:
         checkpoint=CheckpointSection(interval_steps=0, prove=False),
         monitor=MonitorSection(probe_interval_steps=2, audit_interval_steps=0),
         canary=CanarySection(interval_steps=0),
+        launch=LaunchSection(threads_per_rank=1),  # threads that wait for each other would count as work
     )
 
 
@@ -172,7 +174,10 @@ def _measure(config: RunConfig) -> list[dict[str, Any]]:
         while guard.step < config.train.num_steps - 1:
             probed = (guard.step + 1) % config.monitor.probe_interval_steps == 0
             with hooks.around():
-                guard.begin()
+                goes_on = guard.begin()
+            if not goes_on:  # somebody sent a signal: what there is counts
+                hooks.remove()
+                break
             meter.parts = {}
             began_s = time.process_time()
             train_step(parts, metered)
