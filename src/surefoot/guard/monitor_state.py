@@ -15,7 +15,8 @@ from surefoot.monitor.spikes import SpikeWatch, watch_from_json
 
 @dataclass
 class MonitorState:
-    """`watch` is open while it is not known what became of a spike; `canary_anew`: a stage or batch began since the last canary.
+    """`watch` is open while it is not known what became of a spike; `canary_anew`: a stage or batch began since the last canary. `stage` is the one that
+    the newest step began in.
     `canary_tokens` is how many the set had that `canary` is about: settings may make it another one between two starts.
 
     `pending` were made between two steps, by a canary or an audit, and are heard in the next judgement. `losses` are the newest ones."""
@@ -24,6 +25,7 @@ class MonitorState:
     detectors: DetectorState = field(default_factory=DetectorState)
     canary: CanaryState = field(default_factory=CanaryState)
     canary_anew: bool = False
+    stage: int = -1
     config_word: str = ""
     canary_tokens: int = 0
     watch: SpikeWatch | None = None
@@ -36,6 +38,7 @@ class MonitorState:
             "detectors": self.detectors.to_json(),
             "canary": self.canary.to_json(),
             "canary_anew": self.canary_anew,
+            "stage": self.stage,
             "config_word": self.config_word,
             "canary_tokens": self.canary_tokens,
             "watch": self.watch.to_json() if self.watch is not None else None,
@@ -50,6 +53,7 @@ def monitor_state_from_json(value: Mapping[str, Any]) -> MonitorState:
         heal=heal_state_from_json(value.get("heal", {})),
         detectors=state_from_json(value.get("detectors", {})),
         canary=canary_from_json(value.get("canary", {})),
+        stage=int(value.get("stage", -1)),
         config_word=str(value.get("config_word", "")),
         canary_anew=bool(value.get("canary_anew", False)),
         canary_tokens=int(value.get("canary_tokens", 0)),

@@ -89,8 +89,10 @@ class Monitoring:
             monitor.detectors = self._seen
         self._seen = None
         monitor.pending = ()
+        monitor.stage = stage_index(self._stages, self._first_sample)
         if self._is_anew:
             monitor.watch, monitor.canary_anew = None, True
+            self._resumed_at = None
         self._watch(signals)
         self._look_for_rebound(signals)
 
@@ -199,7 +201,9 @@ class Monitoring:
         """Whether a stage or a batch size begins with this step, so that what came before is no measure for it."""
         before, after = self._first_sample, self._state.data.next_sample
         if stage_index(self._stages, max(0, after - 1)) != stage_index(self._stages, max(0, before - 1)):
-            return True
+            return True  # its samples
+        if self._state.monitor.stage not in (-1, stage_index(self._stages, before)):
+            return True  # its rate, which is that of the stage in which a step begins
         ramp = self._config.train.batch_ramp
         # The first step at or behind an edge begins within one batch of the size before it.
         return any(edge <= before < edge + batch for (_, batch), (edge, _) in pairwise(ramp))

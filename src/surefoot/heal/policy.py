@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,8 @@ TIERS: Mapping[str, str] = {
     "canary_rise": "canary",
 }
 """Rules whose findings are votes, and the tier that each speaks for. What else asks for a roll-back is sure of it, and needs no second."""
+
+_NOT_FINITE = "the loss or the gradient is not finite"
 
 BACK_OFF = "loss_scale_backoff"
 """The rule of a skip by which fp16 finds its scale: no sign of illness above the smallest scale."""
@@ -88,10 +91,11 @@ def decide(
     step = signals.step + 1
     if verdict.rule == "no_live_tokens" or (verdict.rule == BACK_OFF and not situation.at_minimum_scale):
         return SkipUpdate(verdict.rule, verdict.reason), state
-    must_skip = verdict.rule.startswith("nonfinite") or verdict.rule == BACK_OFF
-    bad = verdict.health is Health.BAD and (must_skip or not section.dry_run)
+    # No binding, dry run or open episode lets through what would end the weights.
+    must_skip = verdict.rule == BACK_OFF or not _is_finite(signals)
+    bad = must_skip or (verdict.health is Health.BAD and not section.dry_run)
     if bad and situation.can_redo and verdict.rule not in KNOWN_CAUSES:
-        return Redo(f"{verdict.rule}: {verdict.reason}", rule="recheck"), state
+        return Redo(f"{verdict.rule or 'nonfinite'}: {verdict.reason or _NOT_FINITE}", rule="recheck"), state
     state = with_votes(state, verdict.findings, step=step, section=section)
     pausing = next((found for found in verdict.findings if found.asks is Asks.PAUSE), None)
     if pausing is not None and not section.dry_run:
@@ -114,8 +118,12 @@ def _skip_or_break(verdict: Verdict, state: HealState, step: int, section: HealS
     elif len(within) >= section.breaker_num:
         how = f"{len(within)} of the last {section.breaker_steps} steps were ill"
     else:
-        return SkipUpdate(verdict.rule, verdict.reason)
-    return Pause("breaker", f"{how}, the last because {verdict.reason}")
+        return SkipUpdate(verdict.rule or "nonfinite", verdict.reason or _NOT_FINITE)
+    return Pause("breaker", f"{how}, the last because {verdict.reason or _NOT_FINITE}")
+
+
+def _is_finite(signals: Signals) -> bool:
+    return math.isfinite(signals.loss) and math.isfinite(signals.grad_norm) and signals.num_nonfinite == 0
 
 
 def _roll_back(agreed: Sequence[Finding | Vote], step: int, section: HealSection, situation: Situation) -> RollBack | Pause:

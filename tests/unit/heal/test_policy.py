@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -194,3 +195,17 @@ def test_the_state_survives_json_and_older_checkpoints_are_read() -> None:
     _, state = act(verdict(finding("sustained_loss", Asks.ROLL_BACK), finding("outlier_loss", Asks.SKIP)))
     assert heal_state_from_json(state.as_json()) == state != FRESH
     assert heal_state_from_json({"skips_in_a_row": 2}) == HealState(in_a_row=2)
+
+
+@pytest.mark.parametrize("of", [signals(loss=math.nan), signals(grad_norm=math.inf), replace(signals(), num_nonfinite=1)])
+@pytest.mark.parametrize("asks", [None, *Asks])
+@pytest.mark.parametrize("rollback", ["diagnose", "skip_at_once", "off"])
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("in_episode", [False, True])
+def test_nothing_lets_an_update_through_that_is_not_finite(
+    of: Signals, asks: Asks | None, rollback: Literal["diagnose", "skip_at_once", "off"], dry_run: bool, in_episode: bool
+) -> None:
+    given = verdict(finding("nonfinite", asks)) if asks is not None else verdict()
+    section = replace(SECTION, rollback=rollback, dry_run=dry_run)
+    action, _ = act(given, of=of, section=section, situation=replace(ALONE, in_episode=in_episode))
+    assert not action.proceeds
