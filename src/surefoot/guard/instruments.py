@@ -55,8 +55,8 @@ class Instruments:
     def get_ready(self) -> None:
         """Collective over the save group. Agree on the names of groups and probes, once, before the first step."""
         names = names_of(self._state.model)
-        trained = {id(parameter) for group in self._state.optimizer.param_groups for parameter in group["params"]}
-        own = [name for identity, name in names.items() if identity in trained]
+        parameters = {id(parameter) for parameter in self._state.model.parameters()}  # also those that are trained only later
+        own = [name for identity, name in names.items() if identity in parameters]
         grouped = group_names(_gathered(self._world, own))
         groups = tuple(dict.fromkeys(grouped.values()))
         self._group_of = {identity: groups.index(grouped[name]) for identity, name in names.items() if name in grouped}

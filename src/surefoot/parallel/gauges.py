@@ -27,6 +27,7 @@ class Gauges:
         self._squares: list[torch.Tensor] = []
         self._spans: list[tuple[str, Moment, Moment]] = []
         self._waited_s = 0.0
+        self._knows_reductions = device.type != "cuda"
         self._last_launch_s: float | None = None
 
     def begin(self) -> None:
@@ -44,16 +45,20 @@ class Gauges:
         return torch.stack(squares).sum()
 
     def times_s(self) -> Mapping[str, float]:
-        """Seconds. On a GPU between events, without the exposed reductions, which its backward includes."""
+        """Seconds; on a GPU between events. A backward whose reductions are not told apart includes them."""
         spent: dict[str, float] = {}
         for name, began, ended in self._spans:
             spent[name] = spent.get(name, 0.0) + _seconds(began, ended)
-        if spent and self._device.type != "cuda":
+        if spent and self._knows_reductions:
             spent["reduce_s"] = self._waited_s
             spent["backward_s"] = max(0.0, spent.get("backward_s", 0.0) - self._waited_s)
         return spent
 
     # --- told by runners and reductions ---
+
+    def reductions_are_inside(self) -> None:
+        """Local. Nothing tells how long this loop waits for its reductions."""
+        self._knows_reductions = False
 
     def begin_pass(self) -> None:
         """Local. The gradient of this step is computed from here on."""

@@ -86,6 +86,7 @@ class Reductions:
 
 def measure_contributions(root: FSDPModule, *, gauges: Gauges) -> None:
     """Local. After `root` has its memory. Its reductions stay those of `fully_shard`, and tell what they are about to reduce."""
+    gauges.reductions_are_inside()
     for unit in sharded_modules(root):
         unit.set_custom_reduce_scatter(_MeasuredReduceScatter(gauges))
 
