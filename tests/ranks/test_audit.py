@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def _run(config: RunConfig, case: Case, world: World) -> Seen:
     findings: list[Finding] = []
     if case.wrong == "contribution" and world.rank == case.rank:
         next(parts.cut.module.get_submodule("blocks").children()).register_forward_hook(lambda _module, _given, out: _bias(out))
+    if case.wrong == "unsteady":
+        next(parts.cut.module.get_submodule("blocks").children()).register_forward_hook(_make_unsteady(world.rank))
     while state.step < NUM_STEPS:
         _step(parts, state)
         if case.wrong == "bit" and world.rank == case.rank and state.step == NUM_STEPS:
@@ -115,6 +118,17 @@ def _step(parts: Parts, state: TrainState) -> None:
 def _bias(out: torch.Tensor) -> None:
     if out.requires_grad:
         out.register_hook(lambda gradient: gradient * BIAS)  # type: ignore[no-untyped-call]  # unannotated in torch
+
+
+def _make_unsteady(rank: int) -> Callable[..., None]:
+    """What no two calculations agree about, on whichever ranks."""
+    biases = (1.0 + 1e-3 * (2 * number + rank) for number in count(1))
+
+    def hook(_module: object, _given: object, out: torch.Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(lambda gradient: gradient * next(biases))  # type: ignore[no-untyped-call]  # unannotated in torch
+
+    return hook
 
 
 def _flip_lowest_bit(parameter: torch.Tensor) -> None:
@@ -146,12 +160,14 @@ def test_on_three_ranks(parallel: ParallelSection, run_ranks: RunRanks, data_dir
 
 def test_two_ranks_know_that_and_not_who(run_ranks: RunRanks, data_dir: Path) -> None:
     copies = ParallelSection(dp_replicate=2)
-    cases = [Case(copies), Case(copies, "contribution", rank=1), Case(copies, "bit", rank=0)]
-    for healthy, biased, flipped in run_ranks(audited, 2, init=False, data=data_dir, cases=cases):
+    cases = [Case(copies), Case(copies, "contribution", rank=1), Case(copies, "bit", rank=0), Case(copies, "unsteady")]
+    for healthy, biased, flipped, unsteady in run_ranks(audited, 2, init=False, data=data_dir, cases=cases):
         assert healthy.findings == []
         for finding in (*biased.findings, *flipped.findings):
             assert (finding.evidence["ranks"], finding.evidence["verdict"]) == ([0, 1], "inconclusive")
         assert [finding.rule for finding in flipped.findings] == ["replica_differs"]
+        assert [(finding.rule, finding.asks) for finding in unsteady.findings] == [("bits_do_not_repeat", Asks.ALERT)] * 2
+        assert [finding.evidence["ranks"] for finding in unsteady.findings] == [[], []]  # it says nothing of either
 
 
 def refused(*, rank: int, world_size: int, config: RunConfig) -> tuple[str, object]:

@@ -8,7 +8,7 @@ that computes wrongly, under full sharding too, where every rank would have the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from surefoot.core.records import Asks, Finding, LedgerEntry
 from surefoot.core.sections import ParallelSection, RunConfig
 from surefoot.guard.recording import Recorder
 from surefoot.guard.state import TrainState
+from surefoot.guard.trajectory import Facts, repeats_bits
 from surefoot.monitor.audit import Opinion, Ruling, Shared, rule, shared_parts
 from surefoot.tensors.digest import local_box, tensor_digest
 from surefoot.tensors.world import World, broadcast_json, gather_json, gather_words, lead
@@ -27,6 +28,8 @@ from surefoot.tensors.world import World, broadcast_json, gather_json, gather_wo
 REPLICA_RULE = "replica_differs"
 RECOMPUTE_RULE = "recompute_differs"
 AUDIT_RULES = frozenset({REPLICA_RULE, RECOMPUTE_RULE})
+UNSTEADY_RULE = "bits_do_not_repeat"
+"""What differs everywhere: no way back helps, and no device is accused."""
 
 CLOSER = 10
 """After a finding audits are so many times more frequent, for so many intervals: a rank that was wrong once is likely to be again."""
@@ -84,6 +87,8 @@ class Audit:
         if ruling.verdict == "agreed":
             self._state.last_clean_audit = step
             return ()
+        if not ruling.has_witness:
+            return (self._unsteady(ruling, step=step),)
         self._closely_until = max(self._closely_until, step + CLOSER * self._interval_steps)
         return (self._finding(name, ruling, step=step),)
 
@@ -129,10 +134,11 @@ class Audit:
     def compare_gradients(self) -> Ruling:
         """Collective over the loop group. All data ranks compute one atom of the last step, whose it is changes: one micro-step for each.
 
-        Where no majority says who is wrong, as between two, they do it once more: one that contradicts itself is known by that.
+        Not where kernels may give other bits each time. Where no majority says who is wrong, as between two, they do it once more: one that
+        contradicts itself is known by that.
         """
         num_data_ranks = len({place.data_rank for place in self._places})
-        if self._recompute is None or num_data_ranks < 2:
+        if self._recompute is None or num_data_ranks < 2 or not bits_are_promised(self._world):
             return Ruling("agreed")
         owner = key64("audited atom", self._state.step) % num_data_ranks
         opinions = self._opinions(self._recompute, owner=owner, num_data_ranks=num_data_ranks)
@@ -140,7 +146,7 @@ class Audit:
         if ruling.verdict == "inconclusive":
             ruling = rule([*opinions, *self._opinions(self._recompute, owner=owner, num_data_ranks=num_data_ranks)])
         ranks = tuple(place.rank for place in self._places if place.data_rank in ruling.ranks)
-        return Ruling(ruling.verdict, ranks, ruling.about, self._in_ranks(ruling))
+        return replace(ruling, ranks=ranks, reason=self._in_ranks(ruling))
 
     def _opinions(self, recompute: RecomputePort, *, owner: int, num_data_ranks: int) -> list[Opinion]:
         """Of data ranks. What ranks that share an atom made of it counts as one."""
@@ -160,6 +166,15 @@ class Audit:
         signed = [word - (1 << 64) if word & _SIGN else word for word in words]
         words_W = torch.tensor([*signed, *[0] * (num_words - len(signed))], dtype=torch.int64, device=self._world.device)
         return [[int(word) & _MASK for word in row] for row in gather_words(self._world, words_W).tolist()]
+
+    def _unsteady(self, ruling: Ruling, *, step: int) -> Finding:
+        evidence = {
+            "ranks": [],
+            "verdict": ruling.verdict,
+            "tensors": sorted(ruling.about),
+            "last_clean_step": self._state.last_clean_audit,
+        }
+        return Finding(UNSTEADY_RULE, Asks.ALERT, ruling.reason, step, evidence)
 
     def _finding(self, name: str, ruling: Ruling, *, step: int) -> Finding:
         clean = self._state.last_clean_audit
@@ -188,6 +203,12 @@ def data_places(parallel: ParallelSection, *, world_size: int) -> tuple[DataPlac
         return tuple(DataPlace(rank, rank) for rank in range(world_size))
     inner, num_data_ranks = parallel.cp * parallel.tp, parallel.dp_replicate * parallel.dp_shard
     return tuple(DataPlace(rank, rank // inner % num_data_ranks) for rank in range(world_size))
+
+
+def bits_are_promised(world: World) -> bool:
+    """Local, the same on all ranks, whose settings are compared at the start. Whether one calculation gives the same bits each time."""
+    surroundings = {"device": world.device.type, "deterministic": torch.are_deterministic_algorithms_enabled()}
+    return repeats_bits(Facts(surroundings, {}))
 
 
 def watched_until(entries: Sequence[LedgerEntry], *, interval_steps: int) -> int:

@@ -20,6 +20,7 @@ def missing_capabilities(
     under_agent: bool,
     recompute: RecomputePort | None = None,
     gauges: GaugePort | None = None,
+    repeats_bits: bool = True,
 ) -> list[str]:
     """One line per thing that this loop goes without, and why. Pure."""
     lines = []
@@ -32,6 +33,11 @@ def missing_capabilities(
         lines.append("no rank's own gradient is measured before others are added to it: hand over gauges")
     if recompute is None and world_size > 1:
         lines.append("a rank that computes wrongly is not found where nothing is replicated: hand over what computes an atom again")
+    elif not repeats_bits and world_size > 1:
+        lines.append(
+            "a rank that computes wrongly is not found where nothing is replicated: kernels may give other bits each time "
+            "(numerics.deterministic = false), so audits compare no gradient"
+        )
     if not extra:
         lines.append("learning-rate schedules, scalers and averages are not saved: hand over what has a state_dict as extra={...}")
     if not under_agent:

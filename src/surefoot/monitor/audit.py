@@ -22,12 +22,16 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """`ranks` are those that are wrong when `verdict` is "named", all that may be when it is "inconclusive"; `about` is what differs."""
+    """`ranks` are those that are wrong when `verdict` is "named", all that may be when it is "inconclusive"; `about` is what differs.
+
+    Without a witness nobody's word stands: bits do not repeat here at all, so that they differ accuses no device.
+    """
 
     verdict: Literal["agreed", "named", "inconclusive"]
     ranks: tuple[int, ...] = ()
     about: tuple[str, ...] = ()
     reason: str = ""
+    has_witness: bool = True
 
 
 def rule(opinions: Sequence[Opinion]) -> Ruling:
@@ -42,6 +46,9 @@ def rule(opinions: Sequence[Opinion]) -> Ruling:
     differing = {about: by_rank for about, by_rank in said.items() if len(set().union(*by_rank.values())) > 1}
     if not differing:
         return Ruling("agreed")
+    if not any(_is_witnessed(by_rank) for by_rank in differing.values()):
+        candidates = set().union(*differing.values())
+        return Ruling("inconclusive", _sorted(candidates), tuple(sorted(differing)), _unsteady_words(differing), has_witness=False)
     fickle = {rank for by_rank in differing.values() for rank, digests in by_rank.items() if len(digests) > 1}
     wrong = set(fickle)
     while found := {rank for by_rank in differing.values() for rank in _outvoted(by_rank, without=wrong)}:
@@ -68,6 +75,18 @@ def _undecided(by_rank: Mapping[int, set[int]], *, without: set[int]) -> set[int
     """The ranks that are left and do not agree."""
     left = {rank: digests for rank, digests in by_rank.items() if rank not in without}
     return set(left) if left and len(set().union(*left.values())) > 1 else set()
+
+
+def _is_witnessed(by_rank: Mapping[int, set[int]]) -> bool:
+    """Whether two ranks that do not contradict themselves say the same; of two ranks one that does not is enough to suspect the other."""
+    steady = [next(iter(digests)) for digests in by_rank.values() if len(digests) == 1]
+    return len(set(steady)) < len(steady) or (len(by_rank) == 2 and bool(steady))
+
+
+def _unsteady_words(differing: Mapping[str, Mapping[int, set[int]]]) -> str:
+    about = min(differing)
+    ranks = _listed(set(differing[about]))
+    return f"no two of ranks {ranks} agree about {about}, nor does it repeat on them: bits do not repeat here, which accuses no device"
 
 
 def _open_words(open_about: Mapping[str, set[int]]) -> str:

@@ -9,20 +9,21 @@ from torch import nn
 
 from surefoot.core.clock import ManualClock
 from surefoot.core.events import Event
+from surefoot.core.ports import RecomputePort
 from surefoot.core.sections import MonitorSection, ParallelSection, RunConfig
 from surefoot.guard.account import trusted_steps
-from surefoot.guard.audit import CLOSER, Audit, data_places, watched_until
+from surefoot.guard.audit import CLOSER, Audit, bits_are_promised, data_places, watched_until
 from surefoot.guard.state import TrainState
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.tensors.world import World
 from tests.steerable import Points
 
 
-def _audit(*, interval_steps: int, size: int = 4) -> Audit:
+def _audit(*, interval_steps: int, size: int = 4, device: str = "cpu", recompute: RecomputePort | None = None) -> Audit:
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()), data=Points())
     config = RunConfig(monitor=MonitorSection(audit_interval_steps=interval_steps))
-    return Audit(state, config=config, world=World(0, size, torch.device("cpu")), recorder=None, recompute=None)
+    return Audit(state, config=config, world=World(0, size, torch.device(device)), recorder=None, recompute=recompute)
 
 
 def test_audits_are_at_the_interval_or_where_they_are_asked_for() -> None:
@@ -30,6 +31,25 @@ def test_audits_are_at_the_interval_or_where_they_are_asked_for() -> None:
     assert [step for step in range(1, 61) if audit.due(step)] == [20, 40, 60]
     audit.ask()
     assert audit.due(7)
+
+
+class Unasked:
+    """What must not be asked to compute an atom."""
+
+    def gradient_digest(self, *, shift: int) -> int:
+        raise AssertionError(shift)
+
+
+def test_no_gradient_is_compared_where_kernels_may_give_other_bits_each_time() -> None:
+    for is_deterministic in (False, True):
+        torch.use_deterministic_algorithms(is_deterministic)
+        try:
+            assert bits_are_promised(World(0, 4, torch.device("cuda"))) is is_deterministic
+            assert bits_are_promised(World(0, 4, torch.device("cpu")))
+            if not is_deterministic:
+                assert _audit(interval_steps=20, device="cuda", recompute=Unasked()).compare_gradients().verdict == "agreed"
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def test_one_rank_and_no_interval_are_never_audited() -> None:

@@ -202,6 +202,17 @@ def test_what_a_loop_goes_without_is_said_line_by_line() -> None:
         "learning-rate schedules, scalers and averages are not saved",
         "nobody outside this process watches it",
     ]
+    has = {"model": model, "data": Points(), "evaluation": None, "extra": {}, "under_agent": True, "recompute": Recomputes()}
+    said = {repeats: missing_capabilities(**has, world_size=2, repeats_bits=repeats) for repeats in (True, False)}  # type: ignore[arg-type]
+    assert [line for line in said[False] if line not in said[True]] == [
+        "a rank that computes wrongly is not found where nothing is replicated: kernels may give other bits each time "
+        "(numerics.deterministic = false), so audits compare no gradient"
+    ]
+
+
+class Recomputes:
+    def gradient_digest(self, *, shift: int) -> int:
+        return shift
 
 
 class FullDisk:

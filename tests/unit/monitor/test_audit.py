@@ -43,6 +43,22 @@ def test_one_of_two_that_contradicts_itself_is_named() -> None:
     assert ruling.reason == "rank 1 contradicts itself: 1 of 1 comparisons differ"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        [(0, 1), (0, 2), (1, 3), (1, 4)],
+        [(0, 1), (1, 2), (2, 3)],
+        [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 5)],
+    ],
+    ids=["each of two contradicts itself", "no two of three agree", "one of three repeats itself, and no other"],
+)
+def test_what_differs_everywhere_accuses_nobody(said: list[tuple[int, int]]) -> None:
+    ruling = rule(_about("atom", *said))
+    assert (ruling.verdict, ruling.has_witness) == ("inconclusive", False)
+    assert "bits do not repeat here" in ruling.reason
+    assert rule(_about("atom", (0, GOOD), (1, GOOD), (2, BAD))).has_witness
+
+
 def test_a_tie_names_nobody() -> None:
     assert rule(_about("w", (0, GOOD), (1, GOOD), (2, BAD), (3, BAD))).verdict == "inconclusive"
 

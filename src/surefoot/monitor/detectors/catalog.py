@@ -43,6 +43,7 @@ RULES: Mapping[str, Rule] = {
     "diverged": Rule(Asks.ROLL_BACK, Asks.ALERT, "0: it is a rise that has not come back when the time to decide comes"),
     "replica_differs": Rule(Asks.ROLL_BACK, Asks.ROLL_BACK, "0: it compares bits"),
     "recompute_differs": Rule(Asks.ROLL_BACK, Asks.ROLL_BACK, "0: it compares bits"),
+    "bits_do_not_repeat": Rule(Asks.ALERT, Asks.ALERT, "0: it compares bits"),
     "update_ratio_burst": Rule(Asks.ALERT, None, "not measured on public curves"),
     ADVISORY: Rule(Asks.RECORD, None, "not measured on public curves"),
     "plateau": Rule(Asks.RECORD, None, "0"),
