@@ -3,10 +3,10 @@
     python -m benchmarks.signals [--steps 24] [--small] [--work build/signals]
 
 One run of our own loop: 12.6M parameters, 8,192 tokens a step, one process of one thread. Every other step is probed, so both kinds see the
-same machine. Counted are all of `guard.judge`, `guard.applied` and `guard.finish`: norms, the vector, its fold, detectors and policy, update
-sizes, the report and its row in the metrics store; and the hooks of the probes inside the forward. The norm is among them, which any loop
-that clips needs too. Left out are evaluations, audits and saves, whose cadence is priced elsewhere. What ranks do besides, the norm of each
-bucket that is about to be reduced, is timed on buffers of the same size.
+same machine. Counted are all of `guard.judge`, `guard.applied` and `guard.finish`: norms, the vector, its fold, detectors and policy,
+update sizes, the report and its row in the metrics store; and the hooks of the probes inside the forward. The norm is among them, which any
+loop that clips needs too. Left out are evaluations, audits and saves, whose cadence is priced elsewhere. What ranks do besides, the norm of
+each bucket that is about to be reduced, is timed on buffers of the same size.
 
 Prints medians and spreads; exit 1 when the mean over the default cadence costs more than 2% of the step. `--small` only shows that it runs.
 """
