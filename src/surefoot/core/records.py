@@ -187,21 +187,27 @@ class Redo:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """To the newest clean checkpoint of at most `to_step`; `onset_step` is the first step that is held against the run."""
+    """To the newest clean checkpoint of at most `to_step`; `onset_step` is the first step that is held against the run.
+
+    `skip_steps` are left out from the onset on.
+    """
 
     to_step: int
     mode: Literal["diagnose", "skip"]
-    skip_samples: tuple[int, int] | None
     rule: str
     reason: str
     onset_step: int
+    skip_steps: int = 0
     proceeds = False
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
+    """What was saved since `onset_step`, where one is known, is suspect."""
+
     rule: str
     reason: str
+    onset_step: int | None = None
     proceeds = False
 
 

@@ -18,6 +18,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.guard.audit import Audit
 from surefoot.guard.healing import Healer
 from surefoot.guard.instruments import Instruments
+from surefoot.guard.investigating import Investigation
 from surefoot.guard.judging import Judge
 from surefoot.guard.monitoring import Monitoring
 from surefoot.guard.orders import Orders
@@ -78,6 +79,7 @@ class BoundRun:
     recovery: Recovery
     orders: Orders
     monitoring: Monitoring
+    investigation: Investigation
     healer: Healer
     pace: Pace
     times: StepTimes
@@ -130,8 +132,15 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
     )
     audit = Audit(state, config=config, world=world, recorder=recorder, recompute=handed.recompute)
     monitoring = Monitoring(state, config=config, evaluation=handed.evaluation, audit=audit)
+    investigation = Investigation(state, config=config, world=world, recorder=recorder, recovery=recovery)
     healer = Healer(
-        state, config=config, world=world, recorder=recorder, recovery=recovery, monitoring=monitoring, can_redo=handed.can_redo
+        state,
+        config=config,
+        world=world,
+        recorder=recorder,
+        investigation=investigation,
+        monitoring=monitoring,
+        can_redo=handed.can_redo,
     )
     return BoundRun(
         config=config,
@@ -169,9 +178,10 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
             beat=beat,
             asked_to_leave=lambda: requests.reason,
             roll_back=recovery.roll_back,
-            looked_into=healer.take_up,
+            looked_into=investigation.refold,
         ),
         monitoring=monitoring,
+        investigation=investigation,
         healer=healer,
         pace=Pace(config.checkpoint, world=world, recorder=recorder),
         times=StepTimes(clock),

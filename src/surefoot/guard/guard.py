@@ -32,6 +32,7 @@ from surefoot.core.records import (
 )
 from surefoot.core.sections import RunConfig
 from surefoot.guard.assembly import Handed, bind
+from surefoot.guard.audit import bits_are_promised
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.guard.columns import signal_columns
 from surefoot.guard.judging import Measured
@@ -130,7 +131,7 @@ class Guard:
     @property
     def lr_factor(self) -> float:
         """What the loop's learning rate is multiplied by: 1 unless `heal.lr_factor` lowered it after a roll-back."""
-        return self._run.script.rate_factor(self._run.state.step + 1) if self._run.script is not None else self._run.healer.lr_factor
+        return self._run.script.rate_factor(self._run.state.step + 1) if self._run.script is not None else self._run.investigation.lr_factor
 
     def restore(self) -> Resumed:
         """Collective over the world. Load the newest checkpoint of the lineage that verifies, or start fresh.
@@ -145,7 +146,7 @@ class Guard:
         if self._run.script is None:
             self._run.saver.get_ready()
         self._run.judge.get_ready()
-        self._run.healer.resume()
+        self._run.investigation.resume()
         self._run.monitoring.get_ready()
         for line in bound_by_hand(self._run.config.heal):
             self._run.recorder.say(line)
@@ -169,9 +170,9 @@ class Guard:
         if self._leave is None and self._run.recovery.must_go_back:
             self._run.beat.beat(phase=Phase.RESTORE, step=self._run.state.step)
             self._run.recovery.go_back()
-        if self._leave is None and self._run.healer.must_go_back:
+        if self._leave is None and self._run.investigation.must_go_back:
             self._run.beat.beat(phase=Phase.RESTORE, step=self._run.state.step)
-            self._run.healer.go_back()
+            self._run.investigation.go_back()
         if self._leave is None:
             self._leave = self._run.orders.take_agreed()
         if self._leave is None and self._run.state.step >= self._run.config.train.num_steps:
@@ -205,7 +206,7 @@ class Guard:
         self._run.times.judge()
         rate = lr if lr is not None else float(self._run.state.optimizer.param_groups[0]["lr"])
         measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s, lr=rate, tells_lr=lr is not None)
-        self._signals = self._run.judge.exchange(
+        signals = self._run.judge.exchange(
             measured,
             leave=self._run.requests.reason is not None,
             block=self._run.steering.is_asked,
@@ -215,11 +216,15 @@ class Guard:
             save_clock_s=self._run.saver.since_last_s,
             save_stall_s=self._run.saver.last_stall_s,
         )
-        self._run.steering.agreed(self._signals)
-        self._run.orders.agreed(self._signals)
-        decider = self._run.script.action if self._run.script is not None else self._run.healer.judge
+        self._run.steering.agreed(signals)
+        self._run.orders.agreed(signals)
         divisor = self._run.handed.gradient_divisor / self._run.state.loss_scale
-        self._action = decider(self._signals, max_grad_norm=self._run.config.optimizer.max_grad_norm, gradient_divisor=divisor)
+        max_grad_norm = self._run.config.optimizer.max_grad_norm
+        if self._run.script is not None:
+            self._action = self._run.script.action(signals, max_grad_norm=max_grad_norm, gradient_divisor=divisor)
+            self._signals = signals
+        else:
+            self._action, self._signals = self._run.healer.judge(signals, max_grad_norm=max_grad_norm, gradient_divisor=divisor)
         if self._action.proceeds:
             self._run.times.add("save_s", self._run.saver.staged())  # an update must not meet a copy that is being taken
             self._run.judge.before_update()
@@ -345,8 +350,8 @@ class Guard:
         return self._evaluate_if_due()
 
     def _due(self, signals: Signals) -> tuple[str, bool] | None:
-        """Local. While an episode is open nobody knows whether this state is well, and it is not saved."""
-        if self._run.healer.episode is not None:
+        """Local. Why this state is saved now, and whether the loop waits; or None."""
+        if self._run.investigation.holds_saves:
             return None
         return self._run.saver.due(signals, auto_steps=self._run.pace.auto_steps)
 
@@ -375,6 +380,7 @@ class Guard:
             under_agent=self._run.place.under_agent,
             recompute=self._run.handed.recompute,
             gauges=self._run.handed.gauges,
+            repeats_bits=bits_are_promised(self._run.world),
         )
         for line in missing:
             self._run.recorder.say(f"not guarded: {line}")
@@ -397,7 +403,7 @@ class Guard:
 
     def _pause(self, action: Pause) -> None:
         """Collective over the save group. Stand still, or leave; what is saved since the first ill step is suspect."""
-        if (first := self._run.healer.suspect_from_step) is not None:
+        if (first := self._run.healer.suspect_from(action)) is not None:
             fields = {"from_step": first}
             self._run.recorder.ledger(Event.CHECKPOINT_SUSPECTED, rule=action.rule, reason=action.reason, fields=fields)
         held = self._run.orders.hold(rule=action.rule, reason=action.reason, limit_s=self._run.config.heal.pause_limit_s)
@@ -417,6 +423,8 @@ class Guard:
             return None
 
     def _finish_run(self) -> None:
+        if self._run.saver.last_saved_step != self._run.state.step:
+            self._save("the run is finished", wait=True)
         self._run.saver.save_for_good()
         self._run.recorder.ledger(
             Event.RUN_FINISHED, fields={"state_digest": self._run.saver.last_digest, "checkpoint": self._run.saver.last_id}

@@ -15,11 +15,12 @@ from surefoot.monitor.spikes import SpikeWatch, watch_from_json
 
 @dataclass
 class MonitorState:
-    """`watch` is open while it is not known what became of a spike; `canary_anew`: a stage or batch began since the last canary. `stage` is the one that
-    the newest step began in.
-    `canary_tokens` is how many the set had that `canary` is about: settings may make it another one between two starts.
+    """`watch` is open while it is not known what became of a spike; `canary_anew`: a stage or batch began since the last canary.
 
-    `pending` were made between two steps, by a canary or an audit, and are heard in the next judgement. `losses` are the newest ones."""
+    `stage` is the one that the newest step began in, and `config_word` names the settings it was made under. `canary_tokens` is how many
+    the set had that `canary` is about: settings may make it another one between two starts. `pending` were made between two steps, by a
+    canary or an audit, and are heard in the next judgement. `losses` are the newest ones.
+    """
 
     heal: HealState = field(default_factory=HealState)
     detectors: DetectorState = field(default_factory=DetectorState)

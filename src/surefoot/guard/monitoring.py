@@ -144,7 +144,7 @@ class Monitoring:
 
     def _look_for_rebound(self, signals: Signals) -> None:
         """Local. The first losses after a start against the last ones before it, once there are enough of them."""
-        if self._resumed_at is None:
+        if self._resumed_at is None or not signals.num_live_tokens:
             return
         self._after.append(signals.loss)
         if len(self._after) < NUM_REBOUND:
@@ -178,8 +178,11 @@ class Monitoring:
     def _watch(self, signals: Signals) -> None:
         """Local. What becomes of a loss that rose: it is back, or it is a divergence, which asks for a roll-back."""
         monitor, step = self._state.monitor, signals.step + 1
+        if not signals.num_live_tokens:
+            return
         if monitor.watch is None:
-            risen = next((found for found in self._findings if found.rule in _OPENS_WATCH), None)
+            acting = (Asks.SKIP, Asks.ROLL_BACK)
+            risen = next((found for found in self._findings if found.rule in _OPENS_WATCH and found.asks in acting), None)
             if risen is None:
                 return
             age = max(0, step - risen.onset_step)

@@ -11,15 +11,17 @@ from surefoot.heal.diagnosis import Diagnosis, Run, compare_repetition, compare_
 
 @dataclass
 class Recheck:
-    """`first` is the verdict that asked for it. The step is judged by its last computation on its own ranks: `verdict`.
+    """`first` is the verdict that asked for it. The step is judged by its last computation on its own ranks: `verdict` and `signals`.
 
     `data_or_state`, told the ranks that are ill, says whose fault a batch is that is ill wherever it is computed; collective, and asked at
-    most once.
+    most once. Without `repeats_bits` a difference says nothing.
     """
 
     first: Verdict
+    signals: Signals
     runs: list[Run]
     can_rotate: bool
+    repeats_bits: bool
     data_or_state: Callable[[Run, Sequence[int]], Diagnosis]
     verdict: Verdict = field(init=False)
     diagnosis: Diagnosis | None = field(default=None, init=False)
@@ -27,20 +29,33 @@ class Recheck:
     def __post_init__(self) -> None:
         self.verdict = self.first
 
+    @property
+    def is_rotated(self) -> bool:
+        """Whether the computation that comes next has its atoms on other ranks."""
+        return len(self.runs) == 2
+
     def take(self, signals: Signals, verdict: Verdict) -> Redo | None:
-        """The next computation; a Redo where one more is needed."""
-        run = run_of(signals, rotation=len(self.runs) - 1)
-        self.runs.append(run)
-        if len(self.runs) == 2:
-            self.verdict = verdict
-            self.diagnosis = compare_repetition(self.runs[0], run)
-            if self.diagnosis is None and self.can_rotate:
-                return Redo("it recurs on the same ranks", rule="recheck", rotation=1)
-        else:
-            self.diagnosis = compare_rotated(self.runs[1], run)
+        """The repetition on the same ranks; a Redo where one more is needed."""
+        self.runs.append(run_of(signals, rotation=0))
+        self.verdict, self.signals = verdict, signals
+        if self.repeats_bits:
+            self.diagnosis = compare_repetition(*self.runs)
+        elif verdict.health is not Health.BAD:
+            self.diagnosis = Diagnosis("inconclusive", "it is gone when computed again, where bits do not repeat anyway", (), True)
+        if self.diagnosis is None and self.can_rotate and self.repeats_bits:
+            return Redo("it recurs on the same ranks", rule="recheck", rotation=1)
+        self._conclude()
+        return None
+
+    def take_rotated(self, signals: Signals) -> None:
+        """The computation with every rank's atoms on the next one: it tells ranks from atoms, and counts for nothing else."""
+        self.runs.append(run_of(signals, rotation=1))
+        self.diagnosis = compare_rotated(*self.runs[1:])
+        self._conclude()
+
+    def _conclude(self) -> None:
         if self.diagnosis is None:
             self.diagnosis = self.data_or_state(self.runs[1], named_ranks(self.verdict.findings))
-        return None
 
     def conclusion(self, *, step: int) -> Verdict:
         """What is judged: the computation that counts, and what a lasting cause asks for beyond a skip."""

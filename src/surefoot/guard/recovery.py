@@ -182,6 +182,10 @@ class Recovery:
         else:
             self._say_if_over()
 
+    def drain(self) -> None:
+        """Collective over the save group. Until no save is under way."""
+        self._saver.drain()
+
     def ways_back(self, to_step: int) -> list[dict[str, str]]:
         """On rank 0. Checkpoints of the present line from step `to_step` or before that may be taken unasked, best first."""
         return [{"id": ref.id, "state_digest": ref.state_digest} for ref in self._clean(to_step)]

@@ -93,6 +93,8 @@ def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef
         elif entry.event == Event.RUN_ROLLED_BACK:
             trusted = fields.get("trusted_until")  # what was recorded up to there is well, and can be compared with
             departures.append((entry.attempt, trusted if isinstance(trusted, int) else entry.step))
+            if fields.get("phase") == "rotated" and attempts[entry.attempt].facts.surroundings.get("sums") != EXACT:
+                struck.add(entry.attempt)  # its sums were taken in another order
         elif entry.event == Event.REPLAY_DIFFERED:
             struck.add(entry.attempt)
             differences.append(difference_of(entry))

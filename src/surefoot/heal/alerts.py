@@ -99,9 +99,14 @@ def seconds_of(time_utc: str) -> float:
     return datetime.fromisoformat(time_utc).timestamp()
 
 
-def noted(state: AlertState, entry: LedgerEntry, *, since_s: float = 0.0) -> AlertState:
-    """`state` after one more entry of the ledger. What is older than `since_s` is no news unless something was told before it happened."""
+def noted(state: AlertState, entry: LedgerEntry, *, since_s: float = 0.0, place: str = "") -> AlertState:
+    """`state` after one more entry of the ledger. What is older than `since_s` is no news unless something was told before it happened.
+
+    With `place` the state is that place's: what another one was told, or will never be told, is no matter of its.
+    """
     if entry.event in _TELLING:
+        if place and place not in entry.fields.get("to", [place]):
+            return state
         covers = entry.fields.get("covers")
         kind = str(entry.fields.get("kind", "")) if entry.event == Event.ALERT_SENT else ""
         return told(state, kind, covers=covers if isinstance(covers, Mapping) else {}, seq=entry.seq, when_s=seconds_of(entry.time_utc))

@@ -49,8 +49,13 @@ class Episode:
 
     @property
     def last_step(self) -> int:
-        """After it nothing of this kind may come any more."""
+        """After it nothing of this kind may come any more, in a run that is longer."""
         return self.detected_step + _GRACE_STEPS
+
+    @property
+    def known_cause(self) -> Cause | None:
+        """Of the first of its rules whose cause needs no replay."""
+        return next((KNOWN_CAUSES[rule] for rule in self.rule.split(", ") if rule in KNOWN_CAUSES), None)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "samples": list(self.samples), "ranks": list(self.ranks)}
@@ -91,56 +96,62 @@ class GiveUp:
 Verdict = Wait | Again | Close | GiveUp
 
 
-def follow(
-    episode: Episode, *, step: int, recurs: bool, can_rotate: bool, can_skip: bool = True, rotated_says: Diagnosis | None = None
-) -> Verdict:
-    """What a judged step means for the episode. `recurs`: what was found then was found now too.
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the loop can be asked for, and how long it is: whether atoms can move on by a rank, and samples be left out."""
 
-    `can_rotate`, `can_skip`: whether the data port can move atoms on by a rank, and leave samples out. `rotated_says` is what the figures
-    by rank say, where the phase is `rotated` and they are there.
+    can_rotate: bool
+    can_skip: bool
+    num_steps: int
+
+
+def follow(episode: Episode, *, step: int, again: str, means: Means, rotated_says: Diagnosis | None = None) -> Verdict:
+    """What a judged step means for the episode. `again`: the rule that asks for a roll-back, or a pause, now; empty for none.
+
+    `rotated_says` is what the figures by rank say, where the phase is `rotated` and both are known.
     """
     if step < episode.onset_step:
         return Wait()
-    known = KNOWN_CAUSES.get(episode.rule.split(", ")[0])
-    if recurs:
-        return _recurred(episode, step, known, can_rotate=can_rotate, can_skip=can_skip)
-    if step < episode.last_step:
+    if again:
+        return _recurred(episode, f"{again} at step {step}", means)
+    if step < min(episode.last_step, means.num_steps):
         return Wait()
-    return _vanished(episode, known, rotated_says)
+    return _vanished(episode, rotated_says)
 
 
-def _recurred(episode: Episode, step: int, known: Cause | None, *, can_rotate: bool, can_skip: bool) -> Verdict:
-    again = f"{episode.rule} is back at step {step}"
+def _recurred(episode: Episode, again: str, means: Means) -> Verdict:
+    known = episode.known_cause
     if known is not None:
         return GiveUp(Diagnosis(known, f"{again} of a replay, and no batch explains it", episode.ranks))
-    if episode.phase == "replay" and can_rotate:
+    if episode.phase == "replay" and means.can_rotate:
         return Again("rotated", f"{again} with the same batches on the same ranks")
     if episode.phase == "skipped":
         return GiveUp(Diagnosis("inconclusive", f"{again} although its samples were left out"))
     reason = f"{again} with the same batches{' on other ranks' if episode.phase == 'rotated' else ''}: the data is to blame"
-    if not can_skip:
+    if not means.can_skip:
         return GiveUp(Diagnosis("data", f"{reason}, and the data port of this loop leaves nothing out"))
     return Again("skipped", reason)
 
 
-def _vanished(episode: Episode, known: Cause | None, rotated_says: Diagnosis | None) -> Verdict:
+def _vanished(episode: Episode, rotated_says: Diagnosis | None) -> Verdict:
     if episode.phase == "rotated":
-        if rotated_says is not None:
-            return GiveUp(rotated_says)
-        return GiveUp(Diagnosis("hardware", "it came back on the same ranks, and not when every batch moved on by one"))
+        gone = "it came back on the same ranks, and not when every batch moved on by one"
+        return GiveUp(rotated_says or Diagnosis("inconclusive", f"{gone}; the figures by rank name none of them"))
     if episode.phase == "skipped":
         return Close(Diagnosis("data", "it came back with its samples, and is gone without them"))
-    if known is not None:
-        return Close(Diagnosis(known, "it is gone in the replay: a fault that is over", episode.ranks, is_transient=True))
+    if episode.known_cause is not None:
+        return Close(Diagnosis(episode.known_cause, "it is gone in the replay: a fault that is over", episode.ranks, is_transient=True))
     return Close(Diagnosis("state", "the same batches on the same ranks are well from an older state", is_transient=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """What the ledger says. `opened_at` are the steps at which episodes were opened: the budget. `closed_rules` were rolled back for, with
-    an end; `lr_factor` is what the last roll-back made of the learning rate."""
+    """What the ledger says. `is_back`: the open one has gone back in its phase. `opened_at` are the steps at which episodes were opened: the
+    budget. `closed_rules` were rolled back for, with an end; `lr_factor` is what the last roll-back made of the learning rate.
+    """
 
     open: Episode | None = None
+    is_back: bool = False
     opened_at: tuple[int, ...] = ()
     closed_rules: tuple[str, ...] = ()
     lr_factor: float = 1.0
@@ -155,7 +166,7 @@ class Episodes:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Episodes:
         opened = episode_from_json(value["open"]) if value["open"] is not None else None
-        return cls(opened, tuple(value["opened_at"]), tuple(value["closed_rules"]), float(value["lr_factor"]))
+        return cls(opened, bool(value["is_back"]), tuple(value["opened_at"]), tuple(value["closed_rules"]), float(value["lr_factor"]))
 
 
 def fold_episodes(entries: Iterable[LedgerEntry]) -> Episodes:
@@ -164,9 +175,11 @@ def fold_episodes(entries: Iterable[LedgerEntry]) -> Episodes:
     for entry in entries:
         if entry.event == Event.EPISODE_OPENED:
             opened = episode_from_json({**entry.fields, "id": f"e{entry.seq}"})
-            found = replace(found, open=opened, opened_at=(*found.opened_at, entry.step))
+            found = replace(found, open=opened, is_back=False, opened_at=(*found.opened_at, entry.step))
         elif entry.event == Event.RUN_ROLLED_BACK:
             found = _rolled_back(found, entry.fields)
+        elif entry.event == Event.BLOCK_ASKED and found.open is not None and entry.fields.get("episode") == found.open.id:
+            found = replace(found, open=replace(found.open, phase="skipped"), is_back=False)
         elif entry.event == Event.EPISODE_CLOSED:
             closed = (found.open.rule,) if found.open is not None else ()
             found = replace(found, open=None, closed_rules=(*found.closed_rules, *closed))
@@ -180,7 +193,7 @@ def _rolled_back(found: Episodes, fields: Mapping[str, object]) -> Episodes:
     found = replace(found, lr_factor=float(factor) if isinstance(factor, int | float) else found.lr_factor)
     if found.open is None or fields.get("episode") != found.open.id:
         return found
-    return replace(found, open=replace(found.open, phase=_phase(fields.get("phase"), found.open.phase)))
+    return replace(found, is_back=True, open=replace(found.open, phase=_phase(fields.get("phase"), found.open.phase)))
 
 
 def _phase(told: object, present: Phase) -> Phase:

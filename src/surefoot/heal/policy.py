@@ -16,6 +16,7 @@ TIERS: Mapping[str, str] = {
     "sustained_loss_slow": "loss",
     "grad_level": "norm",
     "canary_rise": "canary",
+    "diverged": "loss",
 }
 """Rules whose findings are votes, and the tier that each speaks for. What else asks for a roll-back is sure of it, and needs no second."""
 
@@ -60,8 +61,7 @@ class Situation:
     """What else the decision hangs on, equal on all ranks. `num_rollbacks` is folded from the ledger over `heal.budget_steps`.
 
     `can_redo`: the loop can compute the step again, and has not yet. `in_episode`: a roll-back is being looked into, so what would be a
-    reason for one is for the episode to judge. `can_skip`: the data port leaves samples out when asked. `next_sample` is the first one
-    behind the present step, which has `samples_per_step`.
+    reason for one is for the episode to judge. `can_skip`: the data port leaves samples out when asked.
     """
 
     num_rollbacks: int = 0
@@ -69,8 +69,6 @@ class Situation:
     in_episode: bool = False
     can_skip: bool = True
     at_minimum_scale: bool = False
-    next_sample: int = 0
-    samples_per_step: int = 1
 
 
 def decide(
@@ -89,20 +87,21 @@ def decide(
     An empty batch is a no-op and not a sign of illness: it neither counts towards the breaker nor ends a row of bad ones.
     """
     step = signals.step + 1
-    if verdict.rule == "no_live_tokens" or (verdict.rule == BACK_OFF and not situation.at_minimum_scale):
-        return SkipUpdate(verdict.rule, verdict.reason), state
+    is_no_illness = verdict.rule == "no_live_tokens" or (verdict.rule == BACK_OFF and not situation.at_minimum_scale)
     # No binding, dry run or open episode lets through what would end the weights.
     must_skip = verdict.rule == BACK_OFF or not _is_finite(signals)
     bad = must_skip or (verdict.health is Health.BAD and not section.dry_run)
-    if bad and situation.can_redo and verdict.rule not in KNOWN_CAUSES:
+    if bad and not is_no_illness and situation.can_redo and verdict.rule not in KNOWN_CAUSES:
         return Redo(f"{verdict.rule or 'nonfinite'}: {verdict.reason or _NOT_FINITE}", rule="recheck"), state
     state = with_votes(state, verdict.findings, step=step, section=section)
     pausing = next((found for found in verdict.findings if found.asks is Asks.PAUSE), None)
     if pausing is not None and not section.dry_run:
-        return Pause(pausing.rule, pausing.reason), _marked(state, step, section)
+        return Pause(pausing.rule, pausing.reason, pausing.onset_step), _marked(state, step, section)
     agreed = agreed_on(state, verdict.findings, section)
     if agreed and not (situation.in_episode or section.rollback == "off" or section.dry_run):
-        return _roll_back(agreed, step, section, situation), replace(state, votes=())
+        return _roll_back(agreed, section, situation), replace(state, votes=())
+    if is_no_illness:
+        return SkipUpdate(verdict.rule, verdict.reason), state
     if bad:
         state = _marked(state, step, section)
         return _skip_or_break(verdict, state, step, section), state
@@ -119,27 +118,26 @@ def _skip_or_break(verdict: Verdict, state: HealState, step: int, section: HealS
         how = f"{len(within)} of the last {section.breaker_steps} steps were ill"
     else:
         return SkipUpdate(verdict.rule or "nonfinite", verdict.reason or _NOT_FINITE)
-    return Pause("breaker", f"{how}, the last because {verdict.reason or _NOT_FINITE}")
+    return Pause("breaker", f"{how}, the last because {verdict.reason or _NOT_FINITE}", state.marks[0])
 
 
 def _is_finite(signals: Signals) -> bool:
     return math.isfinite(signals.loss) and math.isfinite(signals.grad_norm) and signals.num_nonfinite == 0
 
 
-def _roll_back(agreed: Sequence[Finding | Vote], step: int, section: HealSection, situation: Situation) -> RollBack | Pause:
+def _roll_back(agreed: Sequence[Finding | Vote], section: HealSection, situation: Situation) -> RollBack | Pause:
     onset = min(found.onset_step for found in agreed)
     rules = ", ".join(sorted({found.rule for found in agreed}))
     reason = f"{rules} since step {onset}"
     if situation.num_rollbacks >= section.max_rollbacks:
-        return Pause("rollback_budget", f"{reason}; {situation.num_rollbacks} roll-backs within {section.budget_steps} steps did not help")
+        what = f"{reason}; {situation.num_rollbacks} roll-backs within {section.budget_steps} steps did not help"
+        return Pause("rollback_budget", what, onset)
     skips_at_once = section.rollback == "skip_at_once" or section.preset == "classic"
     if skips_at_once and not situation.can_skip:
-        return Pause("no_way_to_skip", f"{reason}; the data port of this loop leaves nothing out, as heal.rollback asks")
+        return Pause("no_way_to_skip", f"{reason}; the data port of this loop leaves nothing out, as heal.rollback asks", onset)
     if skips_at_once:
-        first = situation.next_sample - (step - onset + 1) * situation.samples_per_step
-        samples = (max(first, 0), max(first, 0) + section.skip_steps * situation.samples_per_step)
-        return RollBack(max(0, onset - 1 - section.back_steps), "skip", samples, rules, reason, onset)
-    return RollBack(max(0, onset - 1), "diagnose", None, rules, reason, onset)
+        return RollBack(max(0, onset - 1 - section.back_steps), "skip", rules, reason, onset, section.skip_steps)
+    return RollBack(max(0, onset - 1), "diagnose", rules, reason, onset)
 
 
 def with_votes(state: HealState, findings: Sequence[Finding], *, step: int, section: HealSection) -> HealState:

@@ -17,13 +17,14 @@ def verdict_of(signals: Signals, findings: Sequence[Finding]) -> Verdict:
     A batch without live tokens has no gradient: there is nothing to update with, and it is no sign of illness. `rule`, `reason` and
     `evidence` are those of the finding that speaks against the update, where there is one.
     """
+    ordered = tuple(sorted(findings, key=lambda found: _GRAVEST_FIRST.index(found.asks)))
+    others = tuple(found for found in ordered if found.asks is not Asks.SKIP)  # what an audit found stays found
     if signals.num_live_tokens == 0:
         reason = "every token of the batch is masked, so there is no gradient"
-        return Verdict(Health.SUSPECT, rule="no_live_tokens", reason=reason)
+        return Verdict(Health.SUSPECT, "no_live_tokens", reason, findings=others)
     if signals.overflowed:
         reason = f"the gradient overflowed under the loss scale {signals.loss_scale:g}"
-        return Verdict(Health.BAD, rule="loss_scale_backoff", reason=reason, evidence={"loss_scale": signals.loss_scale})
-    ordered = tuple(sorted(findings, key=lambda found: _GRAVEST_FIRST.index(found.asks)))
+        return Verdict(Health.BAD, "loss_scale_backoff", reason, {"loss_scale": signals.loss_scale}, others)
     if not ordered:
         return HEALTHY
     against = next((found for found in ordered if found.asks is Asks.SKIP), None)

@@ -42,6 +42,21 @@ def test_a_norm_that_differs_without_a_rank_is_inconclusive_but_on_one_rank() ->
     assert (found.cause, found.ranks) == ("hardware", (0,))
 
 
+def test_where_half_of_the_ranks_differ_none_is_named() -> None:
+    found = compare_repetition(run(1.0, 2.0, 3.0, 4.0), run(1.5, 2.0, 3.5, 4.0))
+    assert found is not None
+    assert found.cause == "inconclusive"
+
+
+def test_a_replay_on_other_ranks_asks_for_figures_that_are_alike() -> None:
+    again = run(1.0, 2.0, 3.0)
+    alike = run(3.001, 1.001, 2.001, rotation=1)
+    assert compare_rotated(again, alike, tolerance=0.01) is None
+    assert compare_rotated(again, alike) is not None
+    wrong = compare_rotated(again, run(3.001, 1.001, 2.5, rotation=1), tolerance=0.01)
+    assert wrong is not None
+
+
 def test_figures_that_move_with_their_atoms_name_no_rank() -> None:
     again = run(1.0, 9.0, 3.0)
     assert compare_rotated(again, rotated(again)) is None

@@ -12,7 +12,7 @@ from surefoot.heal.policy import HealState, Situation, decide, heal_state_from_j
 
 SECTION = HealSection()
 FRESH = HealState()
-ALONE = Situation(next_sample=1000, samples_per_step=10)
+ALONE = Situation()
 
 
 def signals(*, step: int = 10, loss: float = 2.0, grad_norm: float = 0.5, num_live_tokens: int = 100) -> Signals:
@@ -152,7 +152,7 @@ def test_a_comparison_of_bits_needs_no_second_tier() -> None:
 def test_skip_at_once_goes_farther_back_and_leaves_out_batches_from_the_onset_on() -> None:
     section = replace(SECTION, rollback="skip_at_once", back_steps=3, skip_steps=4)
     action, _ = act(verdict(finding("replica_differs", Asks.ROLL_BACK, onset=8)), section=section)
-    assert action == RollBack(4, "skip", (960, 1000), "replica_differs", "replica_differs since step 8", 8)
+    assert action == RollBack(4, "skip", "replica_differs", "replica_differs since step 8", 8, 4)
 
 
 def test_the_classic_preset_goes_back_as_the_books_do() -> None:
@@ -166,7 +166,7 @@ def test_the_budget_ends_in_a_pause() -> None:
     situation = replace(ALONE, num_rollbacks=SECTION.max_rollbacks)
     action, _ = act(verdict(finding("replica_differs", Asks.ROLL_BACK)), situation=situation)
     assert isinstance(action, Pause)
-    assert action.rule == "rollback_budget"
+    assert (action.rule, action.onset_step) == ("rollback_budget", 11)
 
 
 @pytest.mark.parametrize("section", [replace(SECTION, rollback="off"), replace(SECTION, dry_run=True)])
@@ -178,12 +178,18 @@ def test_a_dry_run_lets_all_through_but_what_is_not_finite() -> None:
     section = replace(SECTION, dry_run=True)
     assert isinstance(act(verdict(finding("outlier_loss", Asks.SKIP)), section=section)[0], Proceed)
     assert isinstance(act(verdict(finding("norm_100x_mean_1000", Asks.PAUSE)), section=section)[0], Proceed)
-    assert isinstance(act(verdict(finding("nonfinite", Asks.SKIP)), section=section)[0], SkipUpdate)
+    assert isinstance(act(verdict(finding("nonfinite", Asks.SKIP)), of=signals(loss=math.nan), section=section)[0], SkipUpdate)
 
 
 def test_what_asks_for_a_pause_gets_it() -> None:
     action, _ = act(verdict(finding("norm_100x_mean_1000", Asks.PAUSE)))
-    assert action == Pause("norm_100x_mean_1000", "norm_100x_mean_1000 speaks")
+    assert action == Pause("norm_100x_mean_1000", "norm_100x_mean_1000 speaks", 11)
+
+
+@pytest.mark.parametrize("rule", ["no_live_tokens", "loss_scale_backoff"])
+def test_what_an_audit_found_counts_in_a_step_that_is_none(rule: str) -> None:
+    given = Verdict(Health.SUSPECT, rule, "empty, or too large", findings=(finding("replica_differs", Asks.ROLL_BACK, onset=7),))
+    assert isinstance(act(given)[0], RollBack)
 
 
 def test_an_open_episode_judges_for_itself() -> None:
