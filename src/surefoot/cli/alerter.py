@@ -1,8 +1,8 @@
 """The alerter: tells people what the ledger says, by webhook, Slack, mail or a command. `python -m surefoot.cli.alerter`, an aide.
 
 It is there only where [alerts] names somewhere, reads the ledger from outside, and holds no training up. What it has told is in the ledger
-(`alert.sent`), so it may be killed at any time. A delivery that fails is tried again with growing waits; what never arrives is ledgered,
-and so is the first failure of each place, once until it works again.
+(`alert.sent`), place by place, so it may be killed at any time. A delivery that fails is tried again with growing waits; what never arrives
+is ledgered, and so is the first failure of each place, once until it works again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -95,70 +97,108 @@ def wait_after_s(num_tries: int) -> float:
     return float(min(_MAX_WAIT_S, 2.0 ** (num_tries - 1)))
 
 
+@dataclass
+class _Desk:
+    """What one place was told, and what it still has to be told.
+
+    `tries` counts failures in a row by kind: a kind may join others under way, so an alert as a whole has no count. `next_try_s` is on the
+    monotonic clock: one that is set neither hurries nor delays a try.
+    """
+
+    place: Destination
+    state: AlertState = field(default_factory=AlertState)
+    tries: Counter[str] = field(default_factory=Counter)
+    next_try_s: float = 0.0
+    is_down: bool = False
+
+
 class Alerter:
-    """`look` reads what is new and delivers what is due. One thread; a delivery may take as long as `alerts.timeout_s` allows."""
+    """`look` reads what is new and delivers what is due, place by place: one that is down has it later.
+
+    One thread; a delivery may take as long as `alerts.timeout_s` allows. When something is due is told by the stamps of the ledger: an
+    alerter that takes over reads the same.
+    """
 
     def __init__(self, run_dir: Path, *, section: AlertsSection, places: Sequence[Destination], sender: Sender, clock: Clock) -> None:
-        self._run_dir, self._section, self._places, self._sender, self._clock = run_dir, section, tuple(places), sender, clock
+        self._run_dir, self._section, self._sender, self._clock = run_dir, section, sender, clock
         events = [event for event in Event if event.value in FOLDED_EVENTS]
         self._tail = LedgerTail(run_dir / LEDGER_NAME, events=events, clock=clock, look_every_s=0.0)
         self._since_s = self._now_s() - HOUR_S
-        self._state = AlertState()
-        self._tries: dict[tuple[str, ...], int] = {}
-        self._next_try_s = 0.0
-        self._is_down: dict[str, str] = {}
+        self._desks = [_Desk(place) for place in places]
 
     @property
     def has_news(self) -> bool:
-        """Whether something waits to be told."""
-        return bool(self._state.pending)
+        """Whether something waits to be told somewhere."""
+        return any(desk.state.pending for desk in self._desks)
 
     def look(self, *, is_over: bool = False) -> None:
         """`is_over`: the run has ended, so nothing is waited for any more."""
         self._read()
-        now_s = self._now_s()
-        if now_s < self._next_try_s and not is_over:
-            return
-        for names in due(self._state, now_s=now_s, limits=self._section, is_over=is_over):
-            self._tell(names)
+        now_s = self._clock.monotonic_s()
+        ready = [desk for desk in self._desks if is_over or now_s >= desk.next_try_s]
+        queues = {desk.place.name: list(due(desk.state, now_s=self._now_s(), limits=self._section, is_over=is_over)) for desk in ready}
+        while waiting := [desk for desk in ready if queues[desk.place.name]]:
+            names = queues[waiting[0].place.name][0]
+            alert = alert_of(waiting[0].state, names, sender=self._sender)
+            together = [desk for desk in waiting if names in queues[desk.place.name] and self._says(desk, names, alert)]
+            for desk in together:
+                queues[desk.place.name].remove(names)
+            for desk in self._tell(alert, together):
+                self._put_off(desk, {name for rest in (names, *queues[desk.place.name]) for name in rest})
+                queues[desk.place.name].clear()
+
+    def _says(self, desk: _Desk, names: tuple[str, ...], alert: Alert) -> bool:
+        return alert_of(desk.state, names, sender=self._sender) == alert
 
     def _read(self) -> None:
         try:
             for entry in self._tail.news():
-                self._state = noted(self._state, entry, since_s=self._since_s)
+                for desk in self._desks:
+                    desk.state = noted(desk.state, entry, since_s=self._since_s, place=desk.place.name)
         except (OSError, SurefootError) as error:
             logger.warning("the ledger could not be read: %s", error)
 
-    def _tell(self, names: tuple[str, ...]) -> None:
-        alert = alert_of(self._state, names, sender=self._sender)
-        limit_s = self._section.timeout_s
-        failed = {place.name: words for place in self._places if (words := attempt_delivery(place, alert, timeout_s=limit_s))}
-        self._note_failures(alert, failed)
-        if len(failed) < len(self._places):
-            self._tries.pop(names, None)
-            self._remember(Event.ALERT_SENT, alert, to=[place.name for place in self._places if place.name not in failed])
-            return
-        num_tries = self._tries[names] = self._tries.get(names, 0) + 1
-        self._next_try_s = self._now_s() + wait_after_s(num_tries)
-        if num_tries >= MAX_TRIES:
-            del self._tries[names]
-            self._remember(Event.ALERT_FAILED, alert, reason=f"given up after {num_tries} tries", to=[*failed])
+    def _tell(self, alert: Alert, desks: Sequence[_Desk]) -> list[_Desk]:
+        """The desks whose place did not take it."""
+        failed: list[_Desk] = []
+        for desk in desks:
+            words = attempt_delivery(desk.place, alert, timeout_s=self._section.timeout_s)
+            self._note_place(desk, alert, words)
+            failed += [desk] if words else []
+        if arrived := [desk for desk in desks if desk not in failed]:
+            self._remember(Event.ALERT_SENT, alert, arrived)
+            for desk in arrived:
+                desk.tries.clear()
+                desk.next_try_s = 0.0
+        return failed
 
-    def _note_failures(self, alert: Alert, failed: Mapping[str, str]) -> None:
-        """Each place once, until it has worked again."""
-        for name, words in failed.items():
-            if name not in self._is_down:
-                logger.warning("alerts to %s fail: %s", name, words)
-                self._ledger(Event.ALERT_FAILED, words, {"kind": alert.kind, "to": [name]})
-        for name in set(self._is_down) - set(failed):
+    def _note_place(self, desk: _Desk, alert: Alert, words: str) -> None:
+        """A failure once, until the place has worked again."""
+        name = desk.place.name
+        if words and not desk.is_down:
+            logger.warning("alerts to %s fail: %s", name, words)
+            self._ledger(Event.ALERT_FAILED, words, {"kind": alert.kind, "to": [name]})
+        elif desk.is_down and not words:
             logger.warning("alerts to %s arrive again", name)
-        self._is_down = dict(failed)
+        desk.is_down = bool(words)
 
-    def _remember(self, event: Event, alert: Alert, *, to: Sequence[str], reason: str = "") -> None:
-        """That `alert` needs nothing more. Ledgered when it can be; remembered in any case, so that a full disk sends nothing twice."""
-        seq = self._ledger(event, reason, {"kind": alert.kind, "count": alert.count, "to": list(to), "covers": dict(alert.covers)})
+    def _put_off(self, desk: _Desk, kinds: set[str]) -> None:
+        """A failure counts for all that was due there: the place is what fails. What was due too often is given up."""
+        desk.tries.update(kinds)
+        desk.next_try_s = self._clock.monotonic_s() + wait_after_s(max(desk.tries[kind] for kind in kinds))
+        if given_up := tuple(sorted(kind for kind in kinds if desk.tries[kind] >= MAX_TRIES)):
+            alert = alert_of(desk.state, given_up, sender=self._sender)
+            self._remember(Event.ALERT_FAILED, alert, [desk], reason=f"given up after {MAX_TRIES} tries")
+            for kind in given_up:
+                del desk.tries[kind]
+
+    def _remember(self, event: Event, alert: Alert, desks: Sequence[_Desk], *, reason: str = "") -> None:
+        """That `alert` needs nothing more there. Ledgered when it can be; remembered in any case: a full disk sends nothing twice."""
+        names = [desk.place.name for desk in desks]
+        seq = self._ledger(event, reason, {"kind": alert.kind, "count": alert.count, "to": names, "covers": dict(alert.covers)})
         kind = alert.kind if event is Event.ALERT_SENT else ""
-        self._state = told(self._state, kind, covers=alert.covers, seq=seq, when_s=self._now_s())
+        for desk in desks:
+            desk.state = told(desk.state, kind, covers=alert.covers, seq=seq, when_s=self._now_s())
 
     def _ledger(self, event: Event, reason: str, fields: Mapping[str, object]) -> int:
         """The seq of the line; a negative one of its own when it could not be written."""

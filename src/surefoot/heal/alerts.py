@@ -105,7 +105,8 @@ def noted(state: AlertState, entry: LedgerEntry, *, since_s: float = 0.0, place:
     With `place` the state is that place's: what another one was told, or will never be told, is no matter of its.
     """
     if entry.event in _TELLING:
-        if place and place not in entry.fields.get("to", [place]):
+        to = entry.fields.get("to")
+        if place and isinstance(to, list) and place not in to:
             return state
         covers = entry.fields.get("covers")
         kind = str(entry.fields.get("kind", "")) if entry.event == Event.ALERT_SENT else ""

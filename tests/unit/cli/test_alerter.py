@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import resource
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,56 @@ def test_tries_are_spaced_and_bounded(run: Run) -> None:
         alerter.look(is_over=True)
     assert [message["kind"] for message in receiver.messages] == ["run-finished"]
     assert sum(wait_after_s(number) for number in range(1, MAX_TRIES)) < 3600
+
+
+def test_a_kind_that_joins_others_under_way_is_given_up_too(run: Run) -> None:
+    """By place and kind: what an alert covers may change from try to try."""
+    with http_receiver() as receiver:
+        receiver.status = 503
+        alerter = run.alerter(webhook(receiver))
+        for event in (Event.RANK_LOST, Event.SAVE_FAILED, Event.COPY_FAILED, Event.AIDE_LOST, *[Event.RUN_LEFT] * (MAX_TRIES - 4)):
+            run.tell(event, fields={"rank": 0, "wait_s": None})
+            alerter.look()
+            run.clock.sleep(300)
+        (given_up,) = [entry for entry in run.entries(Event.ALERT_FAILED) if entry.reason.startswith("given up")]
+        assert (given_up.fields["covers"], given_up.fields["to"]) == ({"rank-lost": 1}, ["webhook"])
+        receiver.status = 200
+        alerter.look()
+    assert {message["kind"] for message in receiver.messages} == {"save-failed", "copy-failed", "aide-lost", "run-left"}
+
+
+def test_a_clock_that_is_set_neither_hurries_nor_delays_a_try(run: Run) -> None:
+    with http_receiver() as receiver:
+        receiver.status = 503
+        alerter = run.alerter(webhook(receiver))
+        run.lose(0)
+        alerter.look()
+        receiver.status = 200
+        run.clock.epoch += timedelta(hours=1)
+        alerter.look()
+        assert not receiver.messages
+        run.clock.epoch -= timedelta(hours=1)
+        run.clock.sleep(wait_after_s(1))
+        alerter.look()
+    assert len(receiver.messages) == 1
+
+
+def test_one_place_that_fails_is_told_later_and_silences_no_other(run: Run, tmp_path: Path) -> None:
+    up, got = tmp_path / "up", tmp_path / "got"
+    command = Destination("command", f"test -e {up} || exit 9; cat >> {got}; echo >> {got}")
+    with http_receiver() as receiver:
+        alerter = run.alerter(command, webhook(receiver))
+        run.lose(0)
+        run.tell(Event.SAVE_FAILED)
+        alerter.look()
+        assert not got.exists()
+        up.touch()
+        alerter = run.alerter(command, webhook(receiver))  # another one, which reads who was told what
+        alerter.look()
+        assert not alerter.has_news
+        assert len(receiver.messages) == 2
+    assert {json.loads(line)["kind"] for line in got.read_text().splitlines() if line} == {"rank-lost", "save-failed"}
+    assert [entry.fields["to"] for entry in run.entries(Event.ALERT_SENT)] == [["webhook"]] * 2 + [["command"]] * 2
 
 
 def test_one_place_that_fails_does_not_silence_the_others(run: Run, tmp_path: Path) -> None:
