@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from surefoot.cli.bound_rules import refuse_unknown_rules
 from surefoot.cli.console import say
 from surefoot.config import LoadedConfig, load_config
 from surefoot.core.config_text import config_text
@@ -37,6 +38,7 @@ def show(
       surefoot config show runs/quickstart --json
     """
     loaded = load_config(file, tuple(overrides or ()))
+    refuse_unknown_rules(loaded.config)
     if as_json:
         typer.echo(dumps(_as_json(loaded, shown_as=str(file))))
         return

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from surefoot.cli.bound_rules import refuse_unknown_rules
 from surefoot.cli.console import say
 from surefoot.cli.resume_from import refuse_other_config, refuse_wish, wish_for
 from surefoot.cli.stage_changes import base_of_next_start, refuse_other_unit, refuse_stage_change
@@ -96,6 +97,7 @@ def train(
     launcher = foreign_launcher(os.environ)
     for warning in loaded.warnings:
         say(f"note: {warning}")
+    refuse_unknown_rules(loaded.config)
     if launcher is not None:
         _train_as_rank_of(launcher, loaded, wanted=wanted)
         return
