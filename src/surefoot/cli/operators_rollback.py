@@ -15,7 +15,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
 from surefoot.core.holder import LockRecord
 from surefoot.core.records import CheckpointRef, LedgerEntry
-from surefoot.observe.blocks import asked_fields
+from surefoot.observe.blocks import asked_with_fields
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.run_dir import CONFIG_NAME
@@ -73,9 +73,7 @@ def wish_to_go_back(wanted: GoBack) -> Told:
         ref = _checkpoint(wanted, entries)
         _refuse_other_config(ref, run_dir, entries)
         blocks = _left_out(wanted, ref)
-        for block in blocks:
-            tell(run_dir, Event.BLOCK_ASKED, rule="rollback", reason=wanted.reason, fields=asked_fields(block))
-        fields = {"id": ref.id, "confirmed": wanted.confirmed}
+        fields = {"id": ref.id, "confirmed": wanted.confirmed, **asked_with_fields(blocks)}  # one line: a kill leaves all of it or nothing
         asked = tell(run_dir, Event.RESUME_ASKED, rule="rollback", reason=wanted.reason, fields=fields)
     stands = fold_lineage(entries).counters.step
     words = f"the next `surefoot train {run_dir}` goes on from {ref.id}, step {ref.step}; {max(0, stands - ref.step)} steps are given up"

@@ -22,7 +22,7 @@ from surefoot.guard.recording import Recorder
 from surefoot.guard.recovery import RollBackWay
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
-from surefoot.observe.blocks import asked_fields
+from surefoot.observe.blocks import asked_with_fields
 from surefoot.observe.control import ControlTail, NoOrder, Order
 from surefoot.observe.incidents import open_episodes
 from surefoot.observe.live import read_lock
@@ -185,12 +185,9 @@ class Orders:
         return Leave(TrainingHalted.exit_code, by) if held == "left" else None
 
     def _go_back(self, order: Order, taken: Mapping[str, Any], by: str) -> None:
-        """What is to be left out is asked for before the state goes back, and so it is taken where the state stands then."""
-        if self._world.leads:
-            for block in blocks_of(order):
-                self._recorder.ledger(Event.BLOCK_ASKED, rule="rollback", reason=by, fields=asked_fields(block))
+        """What is to be left out stands in the line that takes the order, and so it is taken where the state stands then."""
         self._close_episodes(order)
-        self._tell_taken(order, taken)
+        self._tell_taken(order, {**taken, **asked_with_fields(blocks_of(order))})
         step = self._state.step
         fields = {"order": order.id, "by": order.by}
         way = RollBackWay(

@@ -53,7 +53,7 @@ class Steering:
         self._log = Blocklist()
         self._taken: list[_Entry] = []
         self._agreed = False
-        events = (Event.BLOCK_ASKED, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
+        events = (Event.BLOCK_ASKED, Event.RESUME_ASKED, Event.ORDER_TAKEN, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
         path, look_every_s = run_dir / LEDGER_NAME, section.ledger_look_s
         self._tail = LedgerTail(path, events=events, clock=clock, look_every_s=look_every_s) if world.leads else None
 
@@ -141,19 +141,19 @@ class Steering:
 
     def _open_wishes(self) -> list[dict[str, Any]]:
         self._look(now=True)
-        return [{"seq": wish.seq, "by": wish.by, "block": dict(wish.block)} for wish in self._log.open]
+        return [{"seq": wish.seq, "item": wish.item, "by": wish.by, "block": dict(wish.block)} for wish in self._log.open]
 
     def _ledger(self, wishes: Sequence[Mapping[str, Any]], answers: Sequence[Block | str]) -> None:
         head = self._log.head
         count = self._log.count
         for wish, answer in zip(wishes, answers, strict=True):
             if isinstance(answer, str):
-                fields = refused_fields(asked=wish["seq"], block=wish["block"])
+                fields = refused_fields(asked=wish["seq"], block=wish["block"], item=wish["item"])
                 self._recorder.ledger(Event.BLOCK_REFUSED, reason=answer, fields=fields)
                 self._recorder.warn(f"not left out, as {wish['by']} asked: {answer}")
                 continue
             count, head = count + 1, next_head(head, answer)
-            fields = taken_fields(answer, asked=wish["seq"], count=count, head=head)
+            fields = taken_fields(answer, asked=wish["seq"], count=count, head=head, item=wish["item"])
             self._recorder.ledger(Event.BLOCK_TAKEN, reason=answer.reason, fields=fields)
             self._recorder.say(
                 f"from sample {answer.effective_sample} on: {answer.mode} {answer.kind} {answer.name}, asked for by {answer.by}"

@@ -1,12 +1,13 @@
 """What the ledger says about the blocklist: who asked for what, what the run took and from which sample on, what it refused and why.
 
 Pure functions over ledger entries. The log is the entries `block.taken` in their order; it only grows, whatever the run goes back to. A
-wish (`block.asked`) is open until an entry that is taken or refused names it by its `seq`.
+wish (`block.asked`) is open until an entry that is taken or refused names it by its `seq`. Whoever asks to go back says in that same line
+what is to be left out from there on, so that a kill leaves both wishes or none; `item` numbers those of one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ class Asked:
     time_utc: str
     by: str
     block: Mapping[str, Any]
+    item: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,13 @@ def fold_blocks(entries: Iterable[LedgerEntry], *, onto: Blocklist | None = None
             case Event.BLOCK_ASKED:
                 asked = Asked(entry.seq, entry.time_utc, entry.by, _block(entry))
                 log = replace(log, open=(*log.open, asked))
+            case Event.RESUME_ASKED | Event.ORDER_TAKEN:
+                log = replace(log, open=(*log.open, *_asked_with(entry)))
             case Event.BLOCK_TAKEN:
                 log = _with_taken(log, entry)
             case Event.BLOCK_REFUSED:
                 refused = Refused(_asked(entry) or 0, entry.seq, entry.time_utc, entry.reason)
-                log = replace(log, open=_still_open(log, refused.asked), refused=(*log.refused, refused))
+                log = replace(log, open=_still_open(log, entry), refused=(*log.refused, refused))
     return log
 
 
@@ -90,14 +94,19 @@ def asked_fields(block: Block) -> dict[str, object]:
     return {"block": block.as_json()}
 
 
-def taken_fields(block: Block, *, asked: int | None, count: int, head: str) -> dict[str, object]:
+def asked_with_fields(blocks: Sequence[Block]) -> dict[str, object]:
+    """Of a line that asks to go back: what is to be left out from there on."""
+    return {"blocks": [block.as_json() for block in blocks]} if blocks else {}
+
+
+def taken_fields(block: Block, *, asked: int | None, count: int, head: str, item: int = 0) -> dict[str, object]:
     """Of `block.taken`: the entry, its wish, and the log with it."""
-    return {"block": block.as_json(), "asked": asked, "count": count, "head": head}
+    return {"block": block.as_json(), "asked": asked, "count": count, "head": head, **({"item": item} if item else {})}
 
 
-def refused_fields(*, asked: int, block: Mapping[str, Any]) -> dict[str, object]:
+def refused_fields(*, asked: int, block: Mapping[str, Any], item: int = 0) -> dict[str, object]:
     """Of `block.refused`."""
-    return {"block": block, "asked": asked}
+    return {"block": block, "asked": asked, **({"item": item} if item else {})}
 
 
 def refuse_other_log(log: Blocklist, *, cursor: Mapping[str, Any], checkpoint: str) -> None:
@@ -135,11 +144,19 @@ def _with_taken(log: Blocklist, entry: LedgerEntry) -> Blocklist:
             wanted=head,
         )
     taken = Taken(block, entry.seq, entry.time_utc, entry.attempt, entry.step, _asked(entry))
-    return Blocklist((*log.taken, taken), _still_open(log, taken.asked), log.refused, (*log.heads, head))
+    return Blocklist((*log.taken, taken), _still_open(log, entry), log.refused, (*log.heads, head))
 
 
-def _still_open(log: Blocklist, asked: int | None) -> tuple[Asked, ...]:
-    return tuple(wish for wish in log.open if wish.seq != asked)
+def _still_open(log: Blocklist, answer: LedgerEntry) -> tuple[Asked, ...]:
+    answered = (_asked(answer), answer.fields.get("item", 0))
+    return tuple(wish for wish in log.open if (wish.seq, wish.item) != answered)
+
+
+def _asked_with(entry: LedgerEntry) -> list[Asked]:
+    told = entry.fields.get("blocks")
+    blocks = told if isinstance(told, list) else []
+    by = str(entry.fields.get("by") or entry.by)
+    return [Asked(entry.seq, entry.time_utc, by, block if isinstance(block, Mapping) else {}, item) for item, block in enumerate(blocks)]
 
 
 def _block(entry: LedgerEntry) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from surefoot.core.hashing import ZERO_HASH
 from surefoot.data.provenance import Provenance, StoredDocument
 from surefoot.observe.blocks import fold_blocks, refused_fields, taken_fields
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
+from surefoot.observe.wishes import open_wish
 from tests.three_sources import make_run, prepare_three, record_attempt
 
 Answer = Callable[..., dict[str, Any]]
@@ -211,6 +212,17 @@ def test_a_standing_run_is_told_from_where_its_checkpoint_stands(data: Path, tmp
     ledger = Ledger(run_dir / LEDGER_NAME, clock=SystemClock(), by="eve")
     ledger.append(Event.RESUME_ASKED, generation=1, attempt=1, step=NUM_DONE, fields={"id": "s2-a1"})
     assert "from sample 10 on" in blocked(run_dir, "--document", "web/2", "--dry-run")["holds"]
+
+
+def test_going_back_without_samples_and_a_document_is_one_line(run_dir: Path) -> None:
+    """So that a kill leaves the way back with what is left out from there, or neither."""
+    commit(run_dir, step=2)
+    before = len(read_ledger(run_dir / LEDGER_NAME))
+    assert run(["rollback", str(run_dir), "--to", "2", "--skip", "3:4", "--block", "web/2", "--reason", "odd", "--yes"]) == 0
+    entries = read_ledger(run_dir / LEDGER_NAME)
+    (asked,) = [entry for entry in entries[before:] if entry.event in (Event.RESUME_ASKED, Event.BLOCK_ASKED)]
+    assert open_wish(entries) is not None
+    assert [(wish.seq, wish.block["kind"]) for wish in fold_blocks(entries).open] == [(asked.seq, "samples"), (asked.seq, "document")]
 
 
 def test_what_a_live_run_took_may_be_asked_for_again_when_it_went_back_behind_it(run_dir: Path, blocked: Answer) -> None:

@@ -19,6 +19,7 @@ from surefoot.core.errors import TrainingHalted
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import CheckpointSection, HealSection, ObserveSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
+from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.control import CONTROL_NAME, Order, append_order
 from surefoot.observe.ledger import read_ledger
 from surefoot.observe.live import read_lock
@@ -167,10 +168,13 @@ def test_a_stop_in_a_pause_leaves_it_paused(tmp_path: Path) -> None:
 
 def test_going_back_in_place_leaves_out_what_was_asked_from_there_on(tmp_path: Path) -> None:
     points = Points()
-    back = order("rollback", to=7, blocks=[skip(28, 32).as_json()])
+    back = order("rollback", to=7, blocks=[skip(28, 32).as_json(), skip(22, 23).as_json()])
     code, steps = train(tmp_path, {4: [order("save")], 9: [back]}, data=points, committed_by=9)
     assert (code, steps) == (0, [*range(1, 11), *range(7, 21)])
-    (taken,) = told(tmp_path, "block.taken")
+    assert not told(tmp_path, "block.asked")  # the line that takes the order says it
+    ((taken,), (refused,)) = (told(tmp_path, f"block.{how}") for how in ("taken", "refused"))
+    assert (refused.fields["asked"], refused.fields["item"]) == (taken.fields["asked"], 1)
+    assert not fold_blocks(read_ledger(tmp_path / "ledger.jsonl")).open
     assert (taken.fields["block"]["effective_sample"], taken.step) == (24, 6)  # type: ignore[index]
     assert points.seen[40:48] == [24, 25, 26, 27, 32, 33, 34, 35]
     (rolled,) = told(tmp_path, "run.rolled_back")

@@ -12,7 +12,7 @@ from surefoot.core.errors import DataError
 from surefoot.core.events import Event
 from surefoot.core.hashing import ZERO_HASH
 from surefoot.core.records import LedgerEntry
-from surefoot.observe.blocks import Blocklist, asked_fields, fold_blocks, refuse_other_log, refused_fields, taken_fields
+from surefoot.observe.blocks import Blocklist, asked_fields, asked_with_fields, fold_blocks, refuse_other_log, refused_fields, taken_fields
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.ledger_tail import LedgerTail
 
@@ -58,6 +58,21 @@ def test_a_wish_is_open_until_it_is_taken_or_refused(book: Book) -> None:
     assert [(refused.asked, refused.reason) for refused in log.refused] == [(second, "no such sample")]
     assert [(taken.block, taken.asked, taken.attempt, taken.step) for taken in log.taken] == [(DOCUMENT, first, 3, 7)]
     assert (log.count, log.head) == (1, head_of([DOCUMENT]))
+
+
+@pytest.mark.parametrize("event", [Event.RESUME_ASKED, Event.ORDER_TAKEN])
+def test_who_goes_back_asks_in_the_same_line_and_each_of_it_is_answered(event: Event, book: Book) -> None:
+    asked = book.say(event, {"id": "s4-a1", "verb": "rollback", **asked_with_fields([SAMPLES, DOCUMENT])})
+    assert [(wish.seq, wish.item, wish.block["name"]) for wish in fold_blocks(book.entries()).open] == [
+        (asked, 0, SAMPLES.name),
+        (asked, 1, DOCUMENT.name),
+    ]
+    book.say(Event.BLOCK_REFUSED, refused_fields(asked=asked, block=SAMPLES.as_json()))
+    assert [wish.item for wish in fold_blocks(book.entries()).open] == [1]
+    book.say(Event.BLOCK_TAKEN, taken_fields(DOCUMENT, asked=asked, count=1, head=head_of([DOCUMENT]), item=1))
+    assert not fold_blocks(book.entries()).open
+    book.say(event, {"id": "s4-a1", **asked_with_fields([])})
+    assert not fold_blocks(book.entries()).open
 
 
 def test_folding_in_parts_gives_the_same_as_folding_at_once(book: Book) -> None:
