@@ -105,6 +105,10 @@ class RunSteps:
         parallel = attempt.parallel or self._parallel
         return StepSamples(step, samples, seen=True, attempt=attempt.number or None, parallel=parallel, data_hash=attempt.data_hash)
 
+    def fits(self, first: int, end: int) -> bool:
+        """Whether a step that begins at sample `first` ends before `end`, by the plan of now."""
+        return self._behind(int(self._plan.samples(first)[-1]) + 1) == self._behind(end)
+
     def taking(self, samples: I64Array) -> list[int]:
         """The step that takes each of `samples`, none of which is skipped."""
         if self._follows_plan:

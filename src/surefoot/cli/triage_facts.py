@@ -6,7 +6,7 @@ Nothing is changed, and whatever cannot be read is said: a damaged run is the on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,9 @@ _SAME_LR: Final = 4.0
 """A schedule that goes on moves the rate less than this from one step to the next, but for the first steps of a warm-up."""
 
 
+_Fits = Callable[[int, int], bool]
+
+
 def read_entries(run_dir: Path) -> tuple[list[LedgerEntry], list[str]]:
     """All that can be read, and what cannot."""
     path = run_dir / LEDGER_NAME
@@ -55,13 +58,18 @@ def gather(run_dir: Path, told: Told, entries: Sequence[LedgerEntry], *, data: s
         num_ranks=config.parallel.num_ranks,
         audit_interval_steps=config.monitor.audit_interval_steps,
         step=fold_counters(entries).step,
-        inventory={attempt: inventory(run_dir, attempt, entries, rows, config) for attempt in _rebounds(told.signs)},
+        inventory={attempt: inventory(run_dir, attempt, entries, rows, data=data) for attempt in _rebounds(told.signs)},
     )
     return replace(facts, documents=_documents(run_dir, told, data=data)), notes
 
 
 def inventory(
-    run_dir: Path, attempt: int, entries: Sequence[LedgerEntry], rows: Mapping[int, Mapping[str, Any]], config: RunConfig
+    run_dir: Path,
+    attempt: int,
+    entries: Sequence[LedgerEntry],
+    rows: Mapping[int, Mapping[str, Any]],
+    *,
+    data: str,
 ) -> tuple[Check, ...]:
     """What the resume that began `attempt` brought back: moments, step, schedule, cursor."""
     began = _began(entries, attempt)
@@ -82,7 +90,7 @@ def inventory(
             "code",
         ),
         _schedule(began.step, rows),
-        _cursor(began.step, manifest.cursor, rows, batch_size=config.train.global_batch_size),
+        _cursor(began, manifest.cursor, rows, steps=_step_plan(run_dir, began, entries, data=data)),
     )
 
 
@@ -94,12 +102,33 @@ def _schedule(step: int, rows: Mapping[int, Mapping[str, Any]]) -> Check:
     return Check("schedule", "ok" if is_same else "found", f"the learning rate was {before:.4g}, then {after:.4g}", "code")
 
 
-def _cursor(step: int, cursor: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]], *, batch_size: int) -> Check:
+def _cursor(began: LedgerEntry, cursor: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]], *, steps: _Fits | str) -> Check:
+    """`steps` tells whether a step takes the samples [first, end), or is why nobody can."""
+    step = began.step
     saved, after = cursor.get("next_sample"), rows.get(step + 1, {}).get("next_sample")
     if saved is None or after is None:
         return Check("cursor", "unknown", "neither checkpoint nor metrics tell the samples", "data")
     detail = f"step {step + 1} took the samples from {saved} to {after - 1}"
-    return Check("cursor", "ok" if after - saved == batch_size else "found", detail, "data")
+    if isinstance(steps, str):
+        return Check("cursor", "unknown", f"{detail}; {steps}", "data")
+    return Check("cursor", "ok" if steps(saved, after) else "found", detail, "data")
+
+
+def _step_plan(run_dir: Path, began: LedgerEntry, entries: Sequence[LedgerEntry], *, data: str) -> _Fits | str:
+    """Ramps, stages and what is skipped say how many samples a step takes, so that without the data nobody can tell a wrong cursor."""
+    from surefoot.cli.run_data import open_run_data
+
+    later = [entry for entry in entries if entry.seq > began.seq]
+    if any(entry.event == Event.STAGE_CHANGED or _changes_steps(entry) for entry in later):
+        return "what a step takes was changed since"
+    try:
+        return open_run_data(run_dir, data=data, may_be_past=True).steps.fits
+    except (SurefootError, OSError) as error:
+        return f"what a step takes is not known here: {error.what if isinstance(error, SurefootError) else error}"
+
+
+def _changes_steps(entry: LedgerEntry) -> bool:
+    return entry.event == Event.CONFIG_ACCEPTED and entry.fields.get("section") in ("train", "data")
 
 
 def _config(run_dir: Path) -> tuple[RunConfig, list[str]]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surefoot.checkpoint.manifest import manifest_bytes, sealed
 from surefoot.cli.main import run
 from surefoot.cli.triage_facts import limit_of
 from surefoot.cli.triage_replay import checks_of, replay_for
+from surefoot.core.blocking import Block, head_of
 from surefoot.core.clock import ManualClock
 from surefoot.core.events import Event
-from surefoot.core.records import StepReport
+from surefoot.core.records import Manifest, StepReport
+from surefoot.observe.blocks import taken_fields
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.metrics import MetricsWriter
+from tests.three_sources import make_run, prepare_three, record_attempt
 
 CONFIG = '[run]\nname = "mine"\n[parallel]\ndp_replicate = 2\n'
 
@@ -38,6 +43,11 @@ class Folder:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_three(tmp_path_factory.mktemp("three") / "data")
 
 
 @pytest.fixture
@@ -109,6 +119,42 @@ def test_a_rebound_after_a_resume_without_its_checkpoint(triage: Any, folder: Fo
     (one,) = triage()["symptoms"]
     assert one["checks"][0] == {"name": "moments", "outcome": "unknown", "detail": "checkpoint s100-a1 cannot be read any more"}
     assert one["action"] == f"surefoot checkpoint verify {folder.path}"
+
+
+@pytest.mark.parametrize(
+    ("next_samples", "outcome"),
+    [([5, 10, 15], "ok"), ([5, 10, 14], "found"), ([5, 10, 15, 20, 40], "ok"), ([5, 10, 15, 20, 30], "found")],
+    ids=["in a ramp", "a sample is missing", "behind a range that is skipped", "in a range that is skipped"],
+)
+def test_a_cursor_is_asked_what_its_step_takes(
+    next_samples: list[int], outcome: str, three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of 5 up to sample 20, then of 10; samples 20 to 29 are left out."""
+    run_dir = make_run(tmp_path, three)
+    ledger = Ledger(run_dir / LEDGER_NAME, clock=ManualClock(), by="rank 0")
+    block = Block("samples", "20:30", "skip", samples=(20, 30))
+    ledger.append(
+        Event.BLOCK_TAKEN, generation=1, attempt=1, step=0, fields=taken_fields(block, asked=None, count=1, head=head_of([block]))
+    )
+    base = len(next_samples) - 1
+    record_attempt(run_dir, attempt=1, base_step=0, next_samples=next_samples[:-1])
+    record_attempt(run_dir, attempt=2, base_step=base, next_samples=next_samples[-1:])
+    saved = Manifest(1, f"s{base}-a1", "mine", base, 1, 1, None, "t", None, 1, "", {}, "", "", {}, {}, 1, "", {"next_sample": 0}, (), ())
+    saved = sealed(replace(saved, cursor={"next_sample": next_samples[base - 1]}))
+    folder = run_dir / "checkpoints" / saved.id
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(manifest_bytes(saved))
+    ledger.append(Event.RUN_RESUMED, generation=2, attempt=2, step=base, fields={"checkpoint": saved.id})
+    told = {"rule": "rebound", "of_step": base + 1, "onset_step": base + 1, "asks": "alert"}
+    ledger.append(Event.ANOMALY_FOUND, generation=2, attempt=2, step=base, rule="rebound", fields=told)
+    assert run(["triage", str(run_dir), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["symptoms"]
+    cursor = next(check for check in one["checks"] if check["name"] == "cursor")
+    assert cursor["outcome"] == outcome
+    (run_dir / "config.toml").write_text(CONFIG)  # without data of ours
+    assert run(["triage", str(run_dir), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["symptoms"]
+    assert "what a step takes is not known here" in next(check for check in one["checks"] if check["name"] == "cursor")["detail"]
 
 
 def test_figures_come_from_the_rows_of_the_present_line(triage: Any, folder: Folder) -> None:
