@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.core.sections import RunConfig
+from surefoot.core.sections import HealSection, RunConfig
+from surefoot.observe.blocks import fold_blocks
 from tests.ranks.conftest import WarmParent
 from tests.ranks.injections.bench import Bench, entries_of, final_digest
 from tests.ranks.injections.drawing import KINDS, Case, draw
@@ -73,6 +74,22 @@ def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Be
     assert outcome.is_named_rightly, outcome.line()
     assert outcome.actions.count("roll back") == 1, outcome.line()
     assert outcome.exit_code == 6, outcome.line()
+
+
+def test_an_episode_goes_from_the_state_over_the_ranks_to_the_data(bench: Bench) -> None:
+    case = draw("nan-of-a-sample", seed=_SEED, data=bench.data)
+    heal = HealSection(recheck=False, rules=(("nonfinite", "rollback"),))
+    config = replace(case.config(bench.data, bench.run_dir()), heal=heal)
+    assert bench.run(config, [case.fault]) == End(0)
+    entries = entries_of(config)
+    assert [entry.fields["phase"] for entry in entries if entry.event == "run.rolled_back"] == ["replay", "rotated", "skipped"]
+    assert not any(entry.event in ("replay.differed", "checkpoint.rejected") for entry in entries)
+    (told,) = [entry.fields for entry in entries if entry.event == "episode.diagnosed"]
+    assert (told["cause"], told["phase"]) == ("data", "skipped")
+    (taken,) = fold_blocks(entries).blocks
+    assert told["samples"] == list(taken.samples or ())
+    last_saved = [entry.fields["step"] for entry in entries if entry.event == "checkpoint.committed"][-1]
+    assert last_saved == config.train.num_steps
 
 
 # --- kills: a resumed run judges as the one that was not killed ---

@@ -11,4 +11,4 @@ def refuse_unknown_rules(config: RunConfig) -> None:
         return
     from surefoot.monitor.detectors import bindings
 
-    bindings(config.monitor, config.heal)
+    bindings(config.heal)

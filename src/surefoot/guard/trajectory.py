@@ -81,6 +81,7 @@ def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef
     """`differences` are those since a replay was last verified; `unsteady` are attempts on machines that did not repeat their own bits."""
     attempts: dict[int, Attempt] = {}
     struck: set[int] = set()
+    rotated: set[int] = set()  # their sums were taken in another order: no record for anybody
     departures: list[tuple[int, int]] = []
     unsteady: list[int] = []
     differences: list[Difference] = []
@@ -94,7 +95,7 @@ def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef
             trusted = fields.get("trusted_until")  # what was recorded up to there is well, and can be compared with
             departures.append((entry.attempt, trusted if isinstance(trusted, int) else entry.step))
             if fields.get("phase") == "rotated" and attempts[entry.attempt].facts.surroundings.get("sums") != EXACT:
-                struck.add(entry.attempt)  # its sums were taken in another order
+                rotated.add(entry.attempt)
         elif entry.event == Event.REPLAY_DIFFERED:
             struck.add(entry.attempt)
             differences.append(difference_of(entry))
@@ -106,7 +107,7 @@ def fold_history(entries: Iterable[LedgerEntry], *, refs: Sequence[CheckpointRef
             if entry.rule == "not-reproduced":
                 unsteady.append(entry.attempt)
             differences = []
-    return History(attempts, refs, frozenset(struck), departures, unsteady, tuple(differences))
+    return History(attempts, refs, frozenset(struck | rotated), departures, unsteady, tuple(differences))
 
 
 def recorded_after(
