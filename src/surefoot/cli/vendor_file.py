@@ -17,7 +17,7 @@ from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.heal.alert_kinds import ranks_of
 from surefoot.heal.triage import rule_of, step_of
-from surefoot.heal.vendor import Device, VendorFile, Xid, devices_in, markdown, of_device, xids_in
+from surefoot.heal.vendor import Device, Seat, VendorFile, Xid, device_of, devices_in, markdown, of_device, seat_of, xids_in
 from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.run_dir import CHECKPOINTS_NAME
 
@@ -30,8 +30,9 @@ def write_vendor_file(run_dir: Path, rank: int) -> tuple[VendorFile, list[Path]]
     """The file, and the paths that it was written to."""
     entries, notes = read_entries(run_dir)
     about = [entry for entry in entries if rank in ranks_of(entry)]
-    missing = [*notes, *_elsewhere(run_dir, rank)]
-    driver, device = _device(rank, missing)
+    seat = next((found for entry in reversed(entries) if (found := seat_of(entry.fields.get("devices"), rank)) is not None), None)
+    missing = [*notes, *_elsewhere(run_dir, rank, seat)]
+    driver, device = _device(rank, seat, missing)
     began = next((entry for entry in reversed(entries) if entry.event == Event.ATTEMPT_STARTED), None)
     environment = began.fields.get("environment") if began is not None else None
     file = VendorFile(
@@ -47,6 +48,8 @@ def write_vendor_file(run_dir: Path, rank: int) -> tuple[VendorFile, list[Path]]
         digests=tuple(_digests(entries)),
         environment=environment if isinstance(environment, dict) else {},
         missing=tuple(missing),
+        local_rank=seat.local_rank if seat is not None else None,
+        uuid=seat.uuid if seat is not None else "",
     )
     folder = run_dir / "incidents" / f"rank-{rank}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,8 +59,8 @@ def write_vendor_file(run_dir: Path, rank: int) -> tuple[VendorFile, list[Path]]
     return file, paths
 
 
-def _device(rank: int, missing: list[str]) -> tuple[dict[str, str], Device | None]:
-    """The GPU that a rank of this host has: ranks take devices in their order."""
+def _device(rank: int, seat: Seat | None, missing: list[str]) -> tuple[dict[str, str], Device | None]:
+    """The GPU that the rank had, where the run said which and this host has it. Serials of another one would accuse that."""
     text = _output(["nvidia-smi", "-q", "-x"], missing, what="serials and counters of GPUs")
     if text is None:
         return {}, None
@@ -66,10 +69,12 @@ def _device(rank: int, missing: list[str]) -> tuple[dict[str, str], Device | Non
     except ValueError as error:
         missing.append(f"serials and counters of GPUs: {error}")
         return {}, None
-    if rank >= len(devices):
-        missing.append(f"this host has {len(devices)} GPUs, and none for rank {rank}")
-        return driver, None
-    return driver, devices[rank]
+    device = device_of(seat, devices) if seat is not None else None
+    if seat is None or not seat.uuid:
+        missing.append(f"which of the {len(devices)} GPUs of this host rank {rank} had is not known: the ledger does not say")
+    elif device is None:
+        missing.append(f"rank {rank} had {seat.uuid} on {seat.host}, which is none of the {len(devices)} GPUs here")
+    return driver, device
 
 
 def _xids(missing: list[str]) -> list[Xid]:
@@ -93,8 +98,10 @@ def _output(command: Sequence[str], missing: list[str], *, what: str) -> str | N
     return done.stdout
 
 
-def _elsewhere(run_dir: Path, rank: int) -> list[str]:
-    """Whether that rank last saved from another host than this one: then serials and counters here are not its."""
+def _elsewhere(run_dir: Path, rank: int, seat: Seat | None) -> list[str]:
+    """Whether that rank last ran, or saved, on another host than this one: then serials and counters here are not its."""
+    if seat is not None:
+        return [f"rank {rank} ran on {seat.host}: run this command there too"] if seat.host != socket.gethostname() else []
     from surefoot.checkpoint.manifest import read_manifest
     from surefoot.core.errors import CheckpointError
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 from surefoot.core.version import __version__
-from surefoot.tensors.world import World
+from surefoot.tensors.world import World, gather_json
 
 EXACT = "exact"
 """The fact "sums" of a run in which the layout changes no bit. Other runs do not have it, nor had those before there were exact sums."""
@@ -46,6 +48,22 @@ def describe_environment(
         facts["driver"] = _driver()
         facts["allow_tf32"] = torch.backends.cuda.matmul.allow_tf32
     return facts
+
+
+def gather_devices(world: World) -> dict[str, dict[str, list[object]]]:
+    """Collective over the save group with accelerators, else local. {host: {rank: [local_rank, uuid]}}; empty without accelerators.
+
+    No part of the environment: which device it is decides no bit, and each rank has another.
+    """
+    if world.device.type != "cuda":
+        return {}
+    index = world.device.index if world.device.index is not None else torch.cuda.current_device()
+    uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+    found: dict[str, dict[str, list[object]]] = {}
+    mine = [socket.gethostname(), int(os.environ.get("LOCAL_RANK", index)), f"GPU-{uuid.removeprefix('GPU-')}" if uuid else ""]
+    for rank, (host, *told) in enumerate(gather_json(world, mine)):
+        found.setdefault(host, {})[str(rank)] = told
+    return found
 
 
 def changed_facts(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, list[object]]:

@@ -18,7 +18,7 @@ from surefoot.core.ports import EvalPort, NamedData
 from surefoot.core.records import CheckpointRef, Halt, LedgerEntry, Manifest, Resumed
 from surefoot.core.sections import RunConfig
 from surefoot.guard.agreeing import agree_ranks
-from surefoot.guard.environment import changed_facts, describe_environment
+from surefoot.guard.environment import changed_facts, describe_environment, gather_devices
 from surefoot.guard.recording import Recorder
 from surefoot.guard.replay import (
     Difference,
@@ -99,6 +99,7 @@ class Recovery:
         self.interruptions = Interruptions(0, 0.0, None)
         self._replay: Replay | None = None
         self._asked_for = False
+        self._devices: Mapping[str, object] = {}
         self._back_to: FallBack | GoOn | None = None
         self._loader = Loader(state, config, world, recorder, steering, root, evaluation, self._facts, lambda: saver.slots)
 
@@ -124,6 +125,7 @@ class Recovery:
         """
         agree_ranks(self._state, config=self._config, world=self._world)
         self._agree_on_data()
+        self._devices = gather_devices(self._world)
         surveyed = lead(self._world, lambda: survey(generation=self._generation, recorder=self._recorder, root=self._root))
         found = survey_from_json(broadcast_json(self._world, surveyed))
         self.interruptions = found.interruptions
@@ -247,7 +249,8 @@ class Recovery:
         state.attempt += 1
         manifest = loaded.manifest if loaded else None
         fields: dict[str, object] = {"checkpoint": manifest.id if manifest else None, **self._fact_fields()}
-        self._recorder.ledger(Event.ATTEMPT_STARTED, fields=fields | ({"asked_by": wish.by} if wish else {}))
+        more = {"asked_by": wish.by} if wish else {}
+        self._recorder.ledger(Event.ATTEMPT_STARTED, fields={**fields, **more, **({"devices": self._devices} if self._devices else {})})
         if loaded is None or manifest is None:
             self._replay = None
             self._steering.take(attempt=state.attempt)

@@ -40,7 +40,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class VendorFile:
-    """`missing` says what could not be read here, and why."""
+    """`local_rank` and `uuid` are what the run itself said at its start; `missing` says what could not be read here, and why."""
 
     run: str
     rank: int
@@ -54,6 +54,8 @@ class VendorFile:
     digests: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    local_rank: int | None = None
+    uuid: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {"schema_version": 1, **asdict(self)}
@@ -79,6 +81,29 @@ def devices_in(xml: str) -> tuple[dict[str, str], list[Device]]:
     return driver, [_device(index, gpu) for index, gpu in enumerate(root.findall("gpu"))]
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank ran: its number on `host`, and the device that it saw there."""
+
+    host: str
+    local_rank: int
+    uuid: str
+
+
+def seat_of(told: object, rank: int) -> Seat | None:
+    """Of `rank`, by the `devices` that an attempt told at its start; None where it did not."""
+    for host, ranks in told.items() if isinstance(told, Mapping) else ():
+        seat = ranks.get(str(rank)) if isinstance(ranks, Mapping) else None
+        if isinstance(seat, Sequence) and len(seat) == 2 and isinstance(seat[0], int):
+            return Seat(str(host), seat[0], str(seat[1]))
+    return None
+
+
+def device_of(seat: Seat, devices: Sequence[Device]) -> Device | None:
+    """By its UUID: what a process counts as its first device need not be the host's first."""
+    return next((device for device in devices if seat.uuid and device.names.get("uuid", "").lower() == seat.uuid.lower()), None)
+
+
 def of_device(xids: Sequence[Xid], device: Device | None) -> tuple[Xid, ...]:
     """Those of `device`, or all where it is not known which one it is; the newest when they are many."""
     mine = [xid for xid in xids if device is None or same_slot(xid.pci, device.pci)]
@@ -95,7 +120,10 @@ def markdown(file: VendorFile) -> str:
     names = file.device.names if file.device else {}
     lines = [f"# Rank {file.rank} of {file.run} on {file.host}", "", file.reason or "No finding names this rank.", "", "## Device", ""]
     lines += [f"- {name}: {value}" for name, value in {**names, **file.driver}.items()]
-    lines += [f"- PCI address: {file.device.pci}, index {file.device.index}"] if file.device else []
+    lines += (
+        [f"- PCI address: {file.device.pci}, index {file.device.index}"] if file.device else ["- which GPU the rank had is not known here"]
+    )
+    lines += [f"- local rank {file.local_rank}, which saw {file.uuid}"] if file.local_rank is not None else []
     lines += ["", "## Counters that are not zero", ""]
     counted = {name: value for name, value in (file.device.counters if file.device else {}).items() if value not in ("0", "No")}
     lines += [f"- {name}: {value}" for name, value in counted.items()] or ["- none"]

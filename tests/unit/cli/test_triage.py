@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,26 @@ def test_the_vendors_file_has_the_evidence_and_what_is_missing_here(triage: Any,
     assert "serials and counters of GPUs: this host has no nvidia-smi" in vendor["missing"]
     assert "replica_differs fired" in (folder.path / "incidents" / "rank-1" / "vendor.md").read_text()
     assert triage("--vendor", "0")["vendor"]["evidence"] == []
+
+
+def test_the_vendors_file_names_the_gpu_that_the_rank_had_or_none(
+    triage: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus = "".join(f'<gpu id="0:{n}:0.0"><serial>{n}</serial><uuid>GPU-{n}</uuid></gpu>' for n in range(2))
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '<log>{gpus}</log>'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert triage("--vendor", "0")["vendor"]["device"] is None
+    here = socket.gethostname()
+    folder.tell(Event.ATTEMPT_STARTED, devices={here: {"0": [0, "GPU-1"], "1": [1, "GPU-9"]}, "node8": {"2": [0, "GPU-7"]}})
+    folder.tell(Event.ATTEMPT_STARTED, attempt=2)  # as after a roll-back by an older release
+    vendor = triage("--vendor", "0")["vendor"]
+    assert (vendor["device"]["names"]["serial"], vendor["local_rank"]) == ("1", 0)
+    for rank, words in (("1", "rank 1 had GPU-9"), ("2", "rank 2 ran on node8"), ("3", "rank 3 had is not known")):
+        vendor = triage("--vendor", rank)["vendor"]
+        assert vendor["device"] is None
+        assert any(words in line for line in vendor["missing"]), vendor["missing"]
 
 
 def test_what_a_replay_says_becomes_checks() -> None:

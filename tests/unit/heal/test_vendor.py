@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.heal.vendor import Device, VendorFile, Xid, devices_in, markdown, of_device, same_slot, xids_in
+from surefoot.heal.vendor import Device, Seat, VendorFile, Xid, device_of, devices_in, markdown, of_device, same_slot, seat_of, xids_in
 
 SMI = """<?xml version="1.0" ?><nvidia_smi_log><driver_version>535.1</driver_version><cuda_version>12.2</cuda_version>
 <gpu id="00000000:9B:00.0"><product_name>H</product_name><serial>165</serial><uuid>GPU-1</uuid>
@@ -30,6 +30,19 @@ def test_devices_with_their_names_and_counters() -> None:
     assert (second.index, second.names, second.counters) == (1, {}, {})
     with pytest.raises(ValueError, match="no nvidia-smi document"):
         devices_in("NVIDIA-SMI has failed")
+
+
+def test_a_rank_has_the_device_that_it_said_and_no_other() -> None:
+    """Rank 1 of a process that sees the second GPU alone; of rank 0 nothing is known."""
+    devices = [Device(index, f"0000:9{index}:00.0", {"uuid": f"GPU-{index}"}, {}) for index in range(2)]
+    told = {"node7": {"1": [0, "gpu-1"], "3": [1, "GPU-9"], "4": [2, ""]}, "node8": {"5": [0, "GPU-0"]}, "odd": 3}
+    seat = seat_of(told, 1)
+    assert seat == Seat("node7", 0, "gpu-1")
+    assert device_of(seat, devices) == devices[1]
+    assert seat_of(told, 0) is seat_of(None, 1) is seat_of([], 1) is None
+    for rank in (3, 4):
+        assert (seat := seat_of(told, rank)) is not None
+        assert device_of(seat, devices) is None
 
 
 def test_xids_of_a_device() -> None:
