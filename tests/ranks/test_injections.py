@@ -8,11 +8,13 @@ The campaign draws every fault ten times and prints what became of each:
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from surefoot.core.sections import HealSection, RunConfig
 from surefoot.observe.blocks import fold_blocks
+from surefoot.observe.metrics import read_steps
 from tests.ranks.conftest import WarmParent
 from tests.ranks.injections.bench import Bench, entries_of, final_digest
 from tests.ranks.injections.drawing import KINDS, Case, draw
@@ -90,6 +92,19 @@ def test_an_episode_goes_from_the_state_over_the_ranks_to_the_data(bench: Bench)
     assert told["samples"] == list(taken.samples or ())
     last_saved = [entry.fields["step"] for entry in entries if entry.event == "checkpoint.committed"][-1]
     assert last_saved == config.train.num_steps
+
+
+def test_the_second_line_lowers_the_rate_from_the_roll_back_on_and_is_no_difference(bench: Bench) -> None:
+    first = draw("nan-in-an-atom", seed=_SEED, data=bench.data, window=(22, 30))
+    again = draw("nan-in-an-atom", seed=_SEED + 1, data=bench.data, window=(62, 70))
+    heal = HealSection(recheck=False, rules=(("nonfinite", "rollback"),), lr_factor=0.5)
+    config = replace(replace(first, num_steps=NUM_SHORT_STEPS).config(bench.data, bench.run_dir()), heal=heal)
+    assert bench.run(config, [first.fault, again.fault]) == End(0)
+    entries = entries_of(config)
+    assert [entry.fields.get("lr_factor") for entry in entries if entry.event == "run.rolled_back"] == [None, 0.5]
+    assert not any(entry.event in ("replay.differed", "checkpoint.rejected") for entry in entries)
+    rates = {row["step"]: row["lr"] for row in read_steps(Path(config.run.dir)).to_pylist()}  # a later attempt's row stands for the step
+    assert rates[config.train.num_steps] == 0.5 * rates[first.fault.step + 1]
 
 
 # --- kills: a resumed run judges as the one that was not killed ---
