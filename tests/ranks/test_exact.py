@@ -71,9 +71,9 @@ class Spread(nn.Module):
         return logits_BSV
 
 
-def spread_loss(logits_BSV: torch.Tensor, atom: Batch, *, z_loss: float = 0.0) -> LossSums:
+def spread_loss(logits_BSV: torch.Tensor, atom: Batch, *, z_loss: float = 0.0, scale: float = 1.0) -> LossSums:
     """The objective of each atom is scaled by up to 2^-40: sums of such gradients show every change of their order."""
-    sums = loss_of(logits_BSV, atom, z_loss=z_loss)
+    sums = loss_of(logits_BSV, atom, z_loss=z_loss, scale=scale)
     return LossSums(nats=sums.nats, objective=sums.objective * 2.0 ** -(int(atom.tokens_BS.sum()) % 41))
 
 
