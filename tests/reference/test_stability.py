@@ -15,7 +15,7 @@ from surefoot.monitor.calibrate import ACTS, EPISODE_STEPS, HEALTHY_STEPS, Serie
 from surefoot.monitor.canary import CanaryState, hear
 from surefoot.monitor.detectors import DetectorState, bindings, observe, thresholds_of
 
-RULES = bindings(MonitorSection(), HealSection())
+RULES = bindings(HealSection())
 HEALTHY = ("gpt2_124m_llmc_a", "gpt2_124m_llmc_c", "gpt2_124m_py_1epoch", "gpt2_124m_py_nowarmup", "megatron_gpt3_15b")
 LABELLED = {
     "gpt2_124m_llmc_a": (5052, 7435, 9025),

@@ -23,7 +23,7 @@ def calibrate(
         typer.Option("--from-step", min=0, help="Alarms before it count as none that are false [default: 1000, or a third of the table]."),
     ] = None,
     budget: Annotated[
-        float, typer.Option("--budget", min=0.0, help="False alarms per 10,000 rows that a suggested threshold may have.")
+        float, typer.Option("--budget", min=0.0, help="False alarms per 10,000 rows that all suggested thresholds together may have.")
     ] = 0.5,
     places: Annotated[int, typer.Option("--places", min=0, help="How many places each fault is put into.")] = 12,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the places that faults are put into.")] = 0,
@@ -55,7 +55,7 @@ def calibrate(
         from_step=start,
         thresholds=thresholds_of(monitor),
         budget_per_10k=budget,
-        acting=bindings(monitor, heal),
+        acting=bindings(heal),
         seed=seed,
         num_places=places,
     )
@@ -129,7 +129,8 @@ def page_of(told: Calibration, *, budget: float, chosen: bool) -> list[str]:
         )
     lines.append(f"those that act, {', '.join(told.acting)}: {told.acting_per_10k:.2f} false alarms per 10,000 rows")
     lines.append(
-        f"suggested: the smallest threshold with at most {budget:g} per 10,000 rows of this table, which says nothing of other runs"
+        f"suggested: the smallest thresholds that raise {budget:g} per 10,000 rows of this table together at most, in equal parts, and none"
+        " below half of its default; they say nothing of other runs"
     )
     for one in told.detectors:
         if one.alarms:

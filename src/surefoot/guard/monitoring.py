@@ -36,7 +36,7 @@ class Monitoring:
         self._config = config
         self._evaluation = evaluation if isinstance(evaluation, CanaryPort) else None
         self._audit = audit
-        self._rules = detectors.bindings(config.monitor, config.heal)
+        self._rules = detectors.bindings(config.heal)
         self._thresholds = detectors.thresholds_of(config.monitor)
         self._stages = stages_of(config)
         self._seen: detectors.DetectorState | None = None

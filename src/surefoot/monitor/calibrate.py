@@ -10,11 +10,11 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from surefoot.core.records import Asks
-from surefoot.core.sections import HealSection, MonitorSection
-from surefoot.monitor.detectors import DetectorState, Observation, Thresholds, bindings, observe
+from surefoot.core.sections import MonitorSection
+from surefoot.monitor.detectors import DetectorState, Observation, Thresholds, observe
 from surefoot.monitor.detectors.cusum import MOST_Z
 from surefoot.monitor.detectors.loss import SLACK, SLACK_SLOW, read_level, read_loss
 from surefoot.monitor.detectors.norms import SLACK as SLACK_NORM
@@ -99,7 +99,13 @@ SETTINGS: Mapping[str, str] = {
     "grad_outlier": "grad_outlier_factor",
     "grad_burst": "grad_burst_factor",
 }
-"""The setting of `[monitor]` that a suggested threshold is a value for."""
+"""The setting of `[monitor]` that a threshold is a value of."""
+
+NEVER_SUGGESTED = frozenset({"grad_burst"})
+"""It skips what no healthy run shows, so a healthy run says nothing of where it should be."""
+
+LEAST_SHARE = 0.5
+"""Of the default: one run is short, and the fault that a lower threshold would find sooner costs less than the next run's false alarms."""
 
 OF_LOSS = ("nonfinite", "outlier_loss", "outlier_loss_mild", "sustained_loss", "sustained_loss_slow", "plateau")
 OF_NORM = ("outlier_loss_and_norm", "grad_level", "grad_outlier", "grad_burst")
@@ -163,7 +169,10 @@ def calibrate(
     seed: int = 0,
     num_places: int = NUM_PLACES,
 ) -> Calibration:
-    """The figures of all detectors that this series has the signals for. `acting`: what rules ask for by the settings that are judged."""
+    """The figures of all detectors that this series has the signals for. `acting`: what rules ask for by the settings that are judged.
+
+    `budget_per_10k` is what all suggested thresholds may cost together, in equal parts.
+    """
     names = (*OF_LOSS, *CLASSIC_OF_LOSS, *((*OF_NORM, *CLASSIC_OF_NORM) if series.has_norms else ()))
     everything = dict.fromkeys(names, Asks.RECORD)
     first = next((row for row, step in enumerate(series.steps) if step >= from_step), len(series.steps))
@@ -171,13 +180,15 @@ def calibrate(
     seen = _pass(series, rules=everything, thresholds=thresholds, keep=frozenset(places))
     powers = _powers(series, seen, names=names, places=places, rules=everything, thresholds=thresholds)
     num_healthy = len(series.steps) - first
-    allowed, gap = math.floor(budget_per_10k * num_healthy / 1e4), math.ceil(EPISODE_STEPS / _spacing(series.steps))
+    suggesting = [name for name in names if name in SETTINGS and name not in NEVER_SUGGESTED]
+    allowed = math.floor(budget_per_10k * num_healthy / 1e4 / len(suggesting))
+    gap = math.ceil(EPISODE_STEPS / _spacing(series.steps))
     detectors = []
     for name in names:
         alarms = episodes(seen.alarms.get(name, ()))
         num_false = sum(step >= from_step for step in alarms)
         setting = SETTINGS.get(name)
-        scores = seen.scores[name][first:] if name in seen.scores else []
+        scores = seen.scores[name][first:] if name in suggesting else []
         detectors.append(
             Calibrated(
                 name=name,
@@ -187,7 +198,7 @@ def calibrate(
                 per_10k=_per_10k(num_false, num_healthy),
                 powers=powers.get(name, {}),
                 threshold=getattr(thresholds, setting) if setting else None,
-                suggested=_suggested(scores, allowed=allowed, gap=gap),
+                suggested=_suggested(scores, allowed=allowed, gap=gap, least=least_threshold(setting) if setting else 0.0),
             )
         )
     acts = tuple(name for name in names if acting.get(name) in ACTS)
@@ -205,10 +216,6 @@ def episodes(steps: Iterable[int]) -> tuple[int, ...]:
             firsts.append(step)
         last = step
     return tuple(firsts)
-
-
-def default_acting() -> Mapping[str, Asks]:
-    return bindings(MonitorSection(), HealSection())
 
 
 def _per_10k(num: int, num_rows: int) -> float:
@@ -275,14 +282,21 @@ def _cut(z: float) -> float:
     return max(-MOST_Z, min(MOST_Z, z))
 
 
-def _suggested(scores: Sequence[float], *, allowed: int, gap: int) -> float | None:
-    """The smallest threshold that so many episodes exceed at most: by descending score, that of the first that would begin one more."""
+def least_threshold(setting: str) -> float:
+    """What is never gone below: the setting's own bound, and half of its default."""
+    field = next(field for field in fields(MonitorSection) if field.name == setting)
+    return max(float(field.metadata["low"] or 0.0), LEAST_SHARE * float(getattr(MonitorSection(), setting)))
+
+
+def _suggested(scores: Sequence[float], *, allowed: int, gap: int, least: float) -> float | None:
+    """The smallest threshold from `least` on that so many episodes exceed at most: by descending score, that of the first that would begin
+    one more."""
     begun: list[int] = []
     for row in sorted(range(len(scores)), key=lambda row: -scores[row]):
         if any(abs(row - other) <= gap for other in begun):
             continue
         if len(begun) == allowed:
-            return math.ceil(scores[row] * 100.0) / 100.0 if scores[row] > 0.0 else None
+            return max(least, math.ceil(scores[row] * 100.0) / 100.0) if scores[row] > 0.0 else None
         begun.append(row)
     return None
 

@@ -13,6 +13,13 @@ GRADIENT_SUMS = ("grad_n", "grad_subnormal", "grad_zero", "grad_large")
 MOMENT_SUMS = ("moment1_square", "moment2_square")
 LOG_Z_SUMS = ("log_z_n:head", "log_z_sum:head")
 
+PLACELESS = ("log_z",)
+PROBE_KINDS = (
+    *("act_rms", "act_max", "act_kurtosis", "act_nonfinite", "act_subnormal", "act_zero", "act_large"),
+    *(*GRADIENT_SUMS[1:], "attn_logit_max", "moment1", "moment2", *PLACELESS),
+)
+"""What stands before the first colon of a probe's name."""
+
 MAX_HEAD_GROUPS = 8
 """Key heads of a block that are told apart, each with the query heads that share it; more are joined with their neighbours."""
 

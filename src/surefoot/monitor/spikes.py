@@ -7,7 +7,7 @@ progress. Whoever is not back when the time to decide comes is told by the slope
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -95,17 +95,6 @@ def outcome(watch: SpikeWatch, *, decide_steps: int) -> Outcome:
     if watch.within_since >= 0:
         return "recovering"
     return "recovering" if _returns(watch, within_steps=RETURN_FACTOR * decide_steps) else "diverged"
-
-
-def outcome_of_series(watch: SpikeWatch, series: Iterable[tuple[int, float]], *, decide_steps: int) -> tuple[Outcome, int]:
-    """(outcome, step) over (step, loss) since the onset: the first that is not open, else that of the last step."""
-    told: Outcome = "open"
-    step = watch.onset_step
-    for step, loss in series:
-        watch = follow(watch, step=step, loss=loss)
-        if (told := outcome(watch, decide_steps=decide_steps)) != "open":
-            break
-    return told, step
 
 
 def rebound(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surefoot.cli.main import run
+from surefoot.core.sections import MonitorSection
 
 NUM = 1200
 
@@ -62,10 +64,24 @@ def test_alarms_delays_and_thresholds(table: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_suggestion_keeps_what_it_promises(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With so large a budget that one alarm is allowed, the outlier is that one."""
-    found = by_name(answer(capsys, str(table), "--budget", "13"))
+    """With so large a budget that each of seven rules is allowed one alarm, the outlier is that one."""
+    found = by_name(answer(capsys, str(table), "--budget", "90"))
     assert found["outlier_loss"]["suggested"] < 10.0
     assert found["grad_outlier"]["suggested"] < 5.0
+    assert by_name(answer(capsys, str(table), "--budget", "80"))["outlier_loss"]["suggested"] > 10.0
+
+
+def test_a_quiet_table_suggests_nothing_that_would_ruin_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "quiet.csv"
+    noise = np.random.default_rng(5).uniform(-1.0, 1.0, (NUM, 2))
+    rows = (f"{step},{2.5 + 0.03 * loss:.5f},{0.3 + 0.01 * norm:.5f}" for step, (loss, norm) in enumerate(noise.tolist(), 1))
+    path.write_text("\n".join(["step,loss,grad_norm", *rows]) + "\n")
+    suggested = {one["setting"]: one["suggested"] for one in answer(capsys, str(path))["detectors"] if one["suggested"] is not None}
+    assert "grad_burst_factor" not in suggested
+    assert suggested["sustained_height"] == 6.0
+    config = MonitorSection(**suggested)
+    assert all(value >= getattr(MonitorSection(), name) / 2.0 for name, value in suggested.items())
+    assert all(getattr(config, field.name) >= (field.metadata["low"] or 0.0) for field in fields(config) if field.name in suggested)
 
 
 def test_alarms_before_the_healthy_start_are_no_false_ones(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,11 @@ from surefoot.monitor.detectors import (
     state_from_json,
     thresholds_of,
 )
+from surefoot.monitor.detectors.ranks import RankState, watch_ranks
+from surefoot.monitor.probe_figures import ACTIVATION_SUMS, GRADIENT_SUMS, MOMENT_SUMS, PROBE_KINDS, probe_figures
 
 Floats = NDArray[np.float64]
-DEFAULT = bindings(MonitorSection(), HealSection())
+DEFAULT = bindings(HealSection())
 ACTS = (Asks.SKIP, Asks.ROLL_BACK, Asks.PAUSE)
 
 
@@ -211,6 +213,22 @@ def test_ranks_of_healthy_noise_are_not_named(num_ranks: int) -> None:
     assert not told
 
 
+@pytest.mark.parametrize("df", [5.0, 6.0])
+def test_a_thousand_ranks_of_healthy_noise_are_not_named(df: float) -> None:
+    generator, num = np.random.default_rng(int(df)), 1024
+    rules = {"rank_norm": Asks.SKIP, "rank_loss": Asks.RECORD}
+    state = RankState()
+    for step in range(1, 801):
+        rank_norms, rank_losses = 30.0 * np.exp(0.2 * generator.standard_t(df, num)), 300.0 + 10.0 * generator.standard_t(df, num)
+        state, findings = watch_ranks(
+            state, step=step, losses=rank_losses.tolist(), norms=rank_norms.tolist(), tokens=(100,) * num, rules=rules, frozen=False
+        )
+        assert not findings
+    rank_norms[700] *= 1e12
+    (found,) = watch_ranks(state, step=801, losses=(), norms=rank_norms.tolist(), tokens=(100,) * num, rules=rules, frozen=False)[1]
+    assert found.evidence["ranks"] == [700]
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 @pytest.mark.parametrize("at", [5, 300])
 def test_the_rank_with_a_flipped_exponent_is_named(num_ranks: int, at: int) -> None:
@@ -222,16 +240,25 @@ def test_the_rank_with_a_flipped_exponent_is_named(num_ranks: int, at: int) -> N
     assert (found.rule, found.asks, found.evidence["ranks"]) == ("rank_norm", Asks.SKIP, [1])
 
 
-def test_the_rank_whose_loss_stays_off_is_recorded() -> None:
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("excess", [30.0, 40.0, 400.0])
+def test_the_rank_whose_loss_stays_off_is_recorded_and_no_other(num_ranks: int, excess: float) -> None:
     state, told = DetectorState(), []
-    for seen in ranked(400, seed=22):
-        losses = (*seen.rank_losses[:2], seen.rank_losses[2] + (40.0 if seen.step > 300 else 0.0))
+    for seen in ranked(500, seed=22, num_ranks=num_ranks):
+        losses = (seen.rank_losses[0], seen.rank_losses[1] + (excess if seen.step > 300 else 0.0), *seen.rank_losses[2:])
         state, findings = observe(state, replace(seen, rank_losses=losses), DEFAULT)
         told += [(seen.step, finding) for finding in findings]
-    assert told[0][1].rule == "rank_loss"
-    assert told[0][1].asks is Asks.RECORD
-    assert told[0][1].evidence["ranks"] == [2]
-    assert 300 < told[0][0] < 330
+    assert {(finding.rule, finding.asks, str(finding.evidence["ranks"])) for _, finding in told} == {("rank_loss", Asks.RECORD, "[1]")}
+    assert 300 < told[0][0] < 345
+
+
+def test_of_two_ill_ranks_one_is_named_and_then_the_other() -> None:
+    state, named = DetectorState(), []
+    for seen in ranked(500, seed=22, num_ranks=8):
+        losses = tuple(loss + (40.0 if rank in (2, 5) and seen.step > 300 else 0.0) for rank, loss in enumerate(seen.rank_losses))
+        state, findings = observe(state, replace(seen, rank_losses=losses), DEFAULT)
+        named += [str(finding.evidence["ranks"]) for finding in findings]
+    assert sorted(named) == ["[2]", "[5]"]
 
 
 def rate_findings(rates: list[float], **changes: Mapping[int, object]) -> list[tuple[int, str]]:
@@ -260,17 +287,85 @@ def test_an_update_with_another_rate_is_that_of_the_step_before() -> None:
     assert not observe(DetectorState(), replace(seen, lr_applied_ratio=1.0 + 1e-7), DEFAULT)[1]
 
 
+def advised(
+    rows: int, probes: Callable[[int], Mapping[str, float]], ratios: Callable[[int], Mapping[str, float]], **changes: Mapping[int, object]
+) -> list[tuple[int, Finding]]:
+    state, told = DetectorState(), []
+    rules = {**DEFAULT, "cusum:act_zero": Asks.ALERT}
+    for step in range(1, rows + 1):
+        seen = Observation(step, 2.0, probes=probes(step), update_ratios=ratios(step))
+        seen = replace(seen, **{name: at[step] for name, at in changes.items() if step in at})  # type: ignore[arg-type]
+        state, findings = observe(state, seen, rules)
+        told += [(step, finding) for finding in findings]
+    return told
+
+
 def test_advice_on_probes_never_acts() -> None:
-    state = DetectorState()
-    told: list[Finding] = []
-    generator = np.random.default_rng(3)
-    for step in range(1, 121):
-        probe, ratio = 5.0 + 0.1 * generator.normal() + (2.0 if step > 80 else 0.0), 1e-3 * (40.0 if step == 60 else 1.0)
-        seen = Observation(step, 2.0, probes={"max_logit": probe, "flushed": 0.0}, update_ratios={"head": ratio})
-        state, findings = observe(state, seen, {**DEFAULT, "cusum:flushed": Asks.ALERT})
+    noise = np.random.default_rng(3).normal(size=121)
+    told = advised(
+        120,
+        lambda step: {"log_z": 5.0 + 0.1 * noise[step] + (2.0 if step > 80 else 0.0), "act_zero:head": 0.0},
+        lambda step: {"head": 1e-3 * (40.0 if step == 60 else 1.0)},
+    )
+    assert [(finding.rule, finding.asks) for _, finding in told] == [("update_ratio_burst", Asks.ALERT), ("cusum", Asks.RECORD)]
+    assert 75 <= told[1][1].onset_step <= 82
+
+
+def test_signals_that_rise_together_are_one_finding_with_the_worst_first() -> None:
+    def probes(step: int) -> dict[str, float]:
+        return {f"act_rms:blocks.{block}": 1.0 + (0.2 * block if step > 200 else 0.0) for block in range(64)}
+
+    ((step, found),) = advised(600, probes, lambda step: {})
+    assert 200 < step <= 205
+    assert (found.rule, found.evidence["num_signals"]) == ("cusum", 63)
+    signals = found.evidence["signals"]
+    assert isinstance(signals, list)
+    assert (signals[0]["signal"], len(signals)) == ("act_rms:blocks.63", 16)
+
+
+def test_a_healthy_warm_up_is_no_advice() -> None:
+    noise = np.random.default_rng(4).normal(size=(1001, 64))
+
+    def probes(step: int) -> dict[str, float]:
+        return {f"moment1:blocks.{block}": min(1.0, step / 500.0) * (1.0 + 0.02 * noise[step, block]) for block in range(64)}
+
+    rates = {step: 1e-3 * min(1.0, step / 500.0) for step in range(1, 1001)}
+    assert len(advised(1000, probes, lambda step: {}, lr=rates)) <= 3
+    assert len(advised(1000, probes, lambda step: {})) > 3
+
+
+def test_a_group_that_wakes_is_told_once_and_a_boundary_forgets_what_it_did() -> None:
+    wakes = advised(400, lambda step: {}, lambda step: {"head": 1e-8 if step <= 200 else 1e-3})
+    assert [step for step, finding in wakes if finding.rule == "update_ratio_burst"] == [201]
+    twice = advised(400, lambda step: {}, lambda step: {"head": 1e-3 if step in (200, 300) else 1e-6})
+    assert [step for step, finding in twice if finding.rule == "update_ratio_burst"] == [200, 300]
+    anew = advised(400, lambda step: {}, lambda step: {"head": 1e-8 if step <= 200 else 1e-3}, rebased={201: True})
+    assert not anew
+
+
+@pytest.mark.parametrize(
+    ("bound", "rules"),
+    [
+        ({"cusum:attn_logit_max:blocks.3": "off"}, ["cusum"]),
+        ({"cusum:attn_logit_max": "off"}, []),
+        ({"cusum:attn_logit_max": "alert", "cusum": "off"}, ["cusum:attn_logit_max"]),
+        ({"cusum:attn_logit_max:blocks.3": "alert"}, ["cusum:attn_logit_max:blocks.3", "cusum"]),
+        ({"cusum:attn_logit_max": "off", "cusum:attn_logit_max:blocks.3": "alert"}, ["cusum:attn_logit_max:blocks.3"]),
+    ],
+)
+def test_advice_is_bound_for_all_for_a_kind_and_for_one(bound: Mapping[str, str], rules: list[str]) -> None:
+    state, told = DetectorState(), []
+    for step in range(1, 100):
+        probes = {f"attn_logit_max:blocks.{block}": 9.0 if step > 50 and block in (3, 4) else 5.0 + 0.01 * (step % 3) for block in range(5)}
+        state, findings = observe(state, Observation(step, 2.0, probes=probes), bindings(HealSection(rules=tuple(bound.items()))))
         told += findings
-    assert [(finding.rule, finding.asks) for finding in told] == [("update_ratio_burst", Asks.ALERT), ("cusum:max_logit", Asks.RECORD)]
-    assert 75 <= told[1].onset_step <= 82
+    assert [finding.rule for finding in told] == rules
+
+
+def test_every_kind_of_probe_is_known_by_name() -> None:
+    values = {f"{kind}:blocks.0": 2.0 for kind in (*ACTIVATION_SUMS, *GRADIENT_SUMS, *MOMENT_SUMS, "act_max", "attn_logit_max")}
+    figures = probe_figures({**values, "log_z_n:head": 2.0, "log_z_sum:head": 1.0})
+    assert {name.partition(":")[0] for name in figures} == set(PROBE_KINDS)
 
 
 def test_a_plateau_is_told_once() -> None:
@@ -312,7 +407,7 @@ def test_a_state_goes_on_from_json_as_if_it_had_never_left() -> None:
 
 
 def test_classics_by_name_with_their_weakness() -> None:
-    rules = bindings(MonitorSection(), HealSection(preset="classic"))
+    rules = bindings(HealSection(preset="classic"))
     losses, grad_norms = learning(1600, seed=34, df=30.0), np.full(1600, 0.5)
     grad_norms[1100], grad_norms[1150], losses[1200] = 3.0, 60.0, 5.0
     losses[1200:1450] += 0.5
@@ -329,12 +424,12 @@ def test_classics_by_name_with_their_weakness() -> None:
 
 def test_presets_and_bindings() -> None:
     assert set(DEFAULT) == {name for name, rule in RULES.items() if rule.tiers is not None}
-    heal = HealSection(rules=(("norm_over_clip", "alert"), ("outlier_loss", "off"), ("cusum:max_logit", "pause")))
-    bound = bindings(MonitorSection(), heal)
-    assert (bound["norm_over_clip"], bound["cusum:max_logit"]) == (Asks.ALERT, Asks.PAUSE)
+    heal = HealSection(rules=(("norm_over_clip", "alert"), ("outlier_loss", "off"), ("cusum:log_z", "pause")))
+    bound = bindings(heal)
+    assert (bound["norm_over_clip"], bound["cusum:log_z"]) == (Asks.ALERT, Asks.PAUSE)
     assert "outlier_loss" not in bound
-    assert [line.split()[1] for line in bound_by_hand(heal)] == ["norm_over_clip", "cusum:max_logit"]
-    assert "sustained_loss" not in bindings(MonitorSection(), HealSection(preset="classic"))
+    assert [line.split()[1] for line in bound_by_hand(heal)] == ["norm_over_clip", "cusum:log_z"]
+    assert "sustained_loss" not in bindings(HealSection(preset="classic"))
 
 
 @pytest.mark.parametrize(
@@ -345,11 +440,13 @@ def test_presets_and_bindings() -> None:
         ("nonfinite", "off", "must skip at least"),
         ("nonfinite", "alert", "must skip at least"),
         ("grad_level:x", "off", "there is no rule grad_level:x"),
+        ("cusum:attention_logit", "alert", "there is no signal attention_logit.*cusum:<kind>:<place>"),
+        ("cusum:log_z:head", "off", "log_z is one figure of the whole model"),
     ],
 )
 def test_bindings_that_make_no_sense_are_refused(rule: str, action: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        bindings(MonitorSection(), HealSection(rules=((rule, action),)))
+        bindings(HealSection(rules=((rule, action),)))
 
 
 def test_thresholds_are_settings() -> None:

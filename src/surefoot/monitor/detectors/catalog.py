@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 from surefoot.core.errors import ConfigError
 from surefoot.core.records import Asks
-from surefoot.core.sections import HealSection, MonitorSection
+from surefoot.core.sections import HealSection
+from surefoot.monitor.probe_figures import PLACELESS, PROBE_KINDS
 
 OFF = "off"
 ADVISORY = "cusum"
-"""All advisory sums at once; `cusum:<signal>` binds one of them."""
+"""All advisory sums at once; `cusum:<kind>` binds those of one kind, `cusum:<kind>:<place>` one of them."""
+
+RATIO, RATIO_BURST = "update_ratio", "update_ratio_burst"
+SIGNAL_KINDS = (*PROBE_KINDS, RATIO)
+_MUTED = "off:"
+"""Before the name of an advisory rule that is off while another one, for more signals, is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ RULES: Mapping[str, Rule] = {
     "replica_differs": Rule(Asks.ROLL_BACK, Asks.ROLL_BACK, "0: it compares bits"),
     "recompute_differs": Rule(Asks.ROLL_BACK, Asks.ROLL_BACK, "0: it compares bits"),
     "bits_do_not_repeat": Rule(Asks.ALERT, Asks.ALERT, "0: it compares bits"),
-    "update_ratio_burst": Rule(Asks.ALERT, None, "not measured on public curves"),
+    RATIO_BURST: Rule(Asks.ALERT, None, "not measured on public curves"),
     ADVISORY: Rule(Asks.RECORD, None, "not measured on public curves"),
     "plateau": Rule(Asks.RECORD, None, "0"),
     "rebound": Rule(Asks.ALERT, None, "one resume in 1,000, by its own threshold"),
@@ -58,12 +64,11 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def bindings(monitor: MonitorSection, heal: HealSection) -> Mapping[str, Asks]:
+def bindings(heal: HealSection) -> Mapping[str, Asks]:
     """What each rule asks for, by the preset and `[heal] rules` over it. A rule that is off is left out.
 
     Raises ConfigError for a rule or an action that does not exist, and where an update that is not finite would be let through.
     """
-    del monitor  # thresholds of the classics are there, but no rule is bound by it
     bound: dict[str, Asks] = {}
     for name, rule in RULES.items():
         asks = rule.classic if heal.preset == "classic" else rule.tiers
@@ -73,6 +78,8 @@ def bindings(monitor: MonitorSection, heal: HealSection) -> Mapping[str, Asks]:
         _check_name(name)
         if action == OFF:
             bound.pop(name, None)
+            if name not in RULES:
+                bound[f"{_MUTED}{name}"] = Asks.RECORD
         elif action in tuple(Asks):
             bound[name] = Asks(action)
         else:
@@ -93,8 +100,25 @@ def bound_by_hand(heal: HealSection) -> tuple[str, ...]:
     )
 
 
+def advisory_rule(signal: str, rules: Mapping[str, Asks]) -> str | None:
+    """The rule that binds an advisory signal, the one for the fewest signals first; None where that is off, or there is none."""
+    for rule in (f"{ADVISORY}:{signal}", f"{ADVISORY}:{signal.partition(':')[0]}", ADVISORY):
+        if rule in rules:
+            return rule
+        if f"{_MUTED}{rule}" in rules:
+            return None
+    return None
+
+
 def _check_name(name: str) -> None:
-    kind, _, signal = name.partition(":")
-    if (signal and kind == ADVISORY) or name in RULES:
+    if name in RULES:
         return
-    raise ConfigError(f"there is no rule {name}", where="[heal] rules", hint=f"the rules are {', '.join(RULES)}")
+    rule, _, signal = name.partition(":")
+    kind, _, place = signal.partition(":")
+    if rule != ADVISORY or not signal:
+        raise ConfigError(f"there is no rule {name}", where="[heal] rules", hint=f"the rules are {', '.join(RULES)}")
+    if kind not in SIGNAL_KINDS:
+        hint = f"{ADVISORY}:<kind> or {ADVISORY}:<kind>:<place>; the kinds are {', '.join(SIGNAL_KINDS)}"
+        raise ConfigError(f"there is no signal {kind}, for rule {name}", where="[heal] rules", hint=hint)
+    if kind in PLACELESS and place:
+        raise ConfigError(f"{kind} is one figure of the whole model, in rule {name}", where="[heal] rules", hint=f"{ADVISORY}:{kind}")

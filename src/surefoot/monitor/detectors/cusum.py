@@ -13,10 +13,11 @@ REPEAT = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`slack` sigmas a step are forgiven; above `height` it speaks."""
+    """`slack` sigmas a step are forgiven; above `height` it speaks, and again every `repeat` observations while it stays there."""
 
     slack: float
     height: float
+    repeat: float = REPEAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Cusum:
         onset_step = self.onset_step if self.total > 0.0 else step
         above = total > limits.height
         if self.told and total >= limits.height / 2.0:
-            speaks = above and self.told >= REPEAT
+            speaks = above and self.told >= limits.repeat
             return Cusum(total, onset_step, 1 if speaks else self.told + 1), speaks
         return Cusum(total, onset_step, int(above)), above
 

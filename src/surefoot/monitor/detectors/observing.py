@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from surefoot.core.records import Asks, Finding
-from surefoot.monitor.detectors.advice import watch_signals
-from surefoot.monitor.detectors.classics import ClassicState, watch_classics
-from surefoot.monitor.detectors.loss import LossState, outlier, read_loss, sustained, take_loss
-from surefoot.monitor.detectors.norms import NormState, read_norm, take_norm, watch_norm
+from surefoot.monitor.detectors.advice import watch_signals, without_ratios
+from surefoot.monitor.detectors.classics import watch_classics
+from surefoot.monitor.detectors.loss import outlier, read_loss, sustained, take_loss
+from surefoot.monitor.detectors.norms import read_norm, take_norm, watch_norm
 from surefoot.monitor.detectors.observation import Observation
-from surefoot.monitor.detectors.plateau import PlateauState, watch_plateau
-from surefoot.monitor.detectors.ranks import RankState, watch_ranks
+from surefoot.monitor.detectors.plateau import watch_plateau
+from surefoot.monitor.detectors.ranks import watch_ranks
 from surefoot.monitor.detectors.rates import watch_rate
 from surefoot.monitor.detectors.state import DetectorState
 from surefoot.monitor.detectors.thresholds import DEFAULT, Thresholds
@@ -56,8 +56,8 @@ def observe(
 
 
 def rebased(state: DetectorState) -> DetectorState:
-    """What is no measure any more is forgotten; rates and advisory signals are told apart by their own rules."""
-    return replace(state, loss=LossState(), norm=NormState(), ranks=RankState(), classic=ClassicState(), plateau=PlateauState())
+    """What is no measure any more is forgotten; rates are told apart by their own rules, and what was probed goes on."""
+    return DetectorState(rate=state.rate, signals=without_ratios(state.signals))
 
 
 def nonfinite(observation: Observation, *, rules: Mapping[str, Asks]) -> Finding | None:
@@ -120,7 +120,13 @@ def _watch_rest(
 ) -> tuple[DetectorState, list[Finding]]:
     step = observation.step
     signals, findings = watch_signals(
-        state.signals, step=step, probes=observation.probes, update_ratios=observation.update_ratios, rules=rules, frozen=frozen
+        state.signals,
+        step=step,
+        probes=observation.probes,
+        update_ratios=observation.update_ratios,
+        rules=rules,
+        frozen=frozen,
+        is_warming=state.rate.growth > 0.0,
     )
     classic, found = watch_classics(
         state.classic,

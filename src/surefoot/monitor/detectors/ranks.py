@@ -19,6 +19,10 @@ NORM_FACTOR = 30.0
 small runs, a flipped high bit of an exponent ten thousand and more."""
 
 NORM_SPREADS, LOSS_SPREADS = 12.0, 20.0
+FEW_RANKS, TAIL_ROOT = 8, 0.25
+"""What these figures were measured with. Of more ranks, one weighs less in their sum: the factor grows in proportion. And the farthest of
+more is farther out, by the fourth root where tails are as heavy as Student's t of 4 degrees: the numbers of spreads grow so."""
+
 LOSS = Limits(slack=1.0, height=20.0)
 NUM_LEAST, NUM_LEAST_LOSSES = 16, 64
 LEAST_SHARE = 0.25
@@ -101,7 +105,7 @@ def _norms(state: RankState, logs: Floats, *, step: int, rules: Mapping[str, Ask
     centres = np.asarray(state.centres)
     excess = beside_others(logs) - centres
     spread = max(state.norm_spread, NORM_SPREAD_FLOOR) if state.count else math.inf
-    limit = max(math.log(NORM_FACTOR), NORM_SPREADS * spread) if state.count >= NUM_LEAST else 2.0 * math.log(NORM_FACTOR)
+    limit = _norm_limit(spread, num_ranks=len(logs), count=state.count)
     ill = np.flatnonzero(excess > limit)
     findings = []
     if len(ill) and "rank_norm" in rules:
@@ -119,43 +123,84 @@ def _norms(state: RankState, logs: Floats, *, step: int, rules: Mapping[str, Ask
     return replace(state, centres=tuple(centres.tolist()), norm_spread=spread), findings
 
 
+def _norm_limit(spread: float, *, num_ranks: int, count: int) -> float:
+    times = max(1.0, num_ranks / FEW_RANKS)
+    if count < NUM_LEAST:
+        return 2.0 * math.log(NORM_FACTOR) + math.log(times)
+    return max(math.log(NORM_FACTOR * times), NORM_SPREADS * spread * math.pow(times, TAIL_ROOT))
+
+
 def _losses(
     state: RankState, losses: Floats, *, live: Floats, step: int, rules: Mapping[str, Asks], frozen: bool
 ) -> tuple[RankState, list[Finding]]:
     """Sampling noise shrinks with the square root of the tokens."""
     if np.count_nonzero(np.isfinite(losses)) < 2:
         return state, []
-    excess = beside_others(losses) * np.sqrt(live / max(1.0, float(live.mean())))
-    excess[np.isnan(excess)] = 0.0
+    weights = np.sqrt(live / max(1.0, float(live.mean())))
     spread = max(state.loss_spread, LOSS_SPREAD_FLOOR) if state.count else math.inf
+    excess = _beside_usual(losses, weights, named=np.asarray(state.named), reach=PATIENCE * spread)
+    is_compared = np.isfinite(excess)
+    excess[~is_compared] = 0.0
     findings: list[Finding] = []
     if state.count >= NUM_LEAST_LOSSES:
         z = excess / spread
-        state, ill = _add(state, z, step=step)
-        if len(ill) and "rank_loss" in rules:
-            worst = int(ill[np.argmax(np.abs(z[ill]))])
+        state, worst = _add(state, z, step=step)
+        if worst is not None and "rank_loss" in rules:
             told = f"the loss of rank {worst} is {losses[worst]:.4g}, {z[worst]:+.1f} spreads from the other ranks'"
-            evidence = {"ranks": ill.tolist(), "loss": float(losses[worst]), "z": float(z[worst])}
-            onset_step = min(state.onset_steps[rank] if state.onset_steps[rank] >= 0 else step for rank in ill.tolist())
+            evidence = {"ranks": [worst], "loss": float(losses[worst]), "z": float(z[worst])}
+            onset_step = state.onset_steps[worst] if state.onset_steps[worst] >= 0 else step
             findings.append(Finding("rank_loss", rules["rank_loss"], told, onset_step, evidence))
-    if frozen:
+    if frozen or not is_compared.any():
         return state, findings
     far = PATIENCE * spread if math.isfinite(spread) else math.inf
-    new = float(np.minimum(np.abs(excess), far).mean())
+    new = float(np.minimum(np.abs(excess[is_compared]), far).mean())
     return replace(state, loss_spread=_moved(state.loss_spread, new, count=state.count)), findings
 
 
-def _add(state: RankState, z: Floats, *, step: int) -> tuple[RankState, NDArray[np.intp]]:
-    """A cumulative sum to each side for each rank, and the ranks that stand out now, by one loss or by many. As `cusum.Cusum`, for all
-    ranks at once; a rank that is named is not named again before its sum fell to half."""
+def _beside_usual(losses: Floats, weights: Floats, *, named: NDArray[np.bool_], reach: float) -> Floats:
+    """Each rank beside the others, of which those that are named and the farthest beyond `reach` do not count: what one has too much
+    makes no other look too low. nan where nobody is left to compare with."""
+    excess = beside_others(losses) * weights
+    out = named.copy()
+    worst = _farthest(np.where(np.isnan(excess), 0.0, excess))
+    out[worst] |= bool(abs(excess[worst]) > reach)
+    if not out.any():
+        return excess
+    usual = np.where(out, np.nan, losses)
+    num = int(np.count_nonzero(np.isfinite(usual)))
+    if num == 0:
+        return np.full(len(losses), np.nan)
+    beside = beside_others(usual) if num > 1 else np.full(len(losses), np.nan)
+    return np.asarray(np.where(out, losses - np.nanmedian(usual), beside) * weights)
+
+
+def _farthest(excess: Floats) -> int:
+    """Of two that are as far, as two ranks always are, the one above."""
+    high, low = int(np.argmax(excess)), int(np.argmin(excess))
+    return high if excess[high] >= -excess[low] else low
+
+
+def _add(state: RankState, z: Floats, *, step: int) -> tuple[RankState, int | None]:
+    """A cumulative sum to each side for each rank, and the one rank that stands out most now, by one loss or by many. As `cusum.Cusum`, for
+    all ranks at once; a rank that is named is not named again before its sum fell to half. The sums of the others begin anew then: they
+    were held against a median that had it among them."""
     change, most = _within(z, MOST_Z), LOSS.height + MOST_Z
     above = np.minimum(np.maximum(np.asarray(state.above) + change - LOSS.slack, 0.0), most)
     below = np.minimum(np.maximum(np.asarray(state.below) - change - LOSS.slack, 0.0), most)
-    total, named = np.maximum(above, below), np.asarray(state.named)
-    before = np.asarray(state.onset_steps)
+    before, named = np.asarray(state.onset_steps), np.asarray(state.named)
+    far = np.abs(z) > LOSS_SPREADS * max(1.0, len(z) / FEW_RANKS) ** TAIL_ROOT
+    ill = np.flatnonzero(((np.maximum(above, below) > LOSS.height) & ~named) | far)
+    score = z if far.any() else np.where(above >= below, above, -below)
+    worst = int(ill[_farthest(score[ill])]) if len(ill) else None
+    if worst is not None:
+        others = ~named
+        others[worst] = False
+        above[others] = below[others] = 0.0
+    total = np.maximum(above, below)
     onset_steps = np.where(total > 0.0, np.where(before < 0, step, before), -1)
-    speaks = ((total > LOSS.height) & ~named) | (np.abs(z) > LOSS_SPREADS)
-    named = (total >= LOSS.height / 2.0) & (named | speaks)
+    if worst is not None:
+        named[worst] = True
+    named &= total >= LOSS.height / 2.0
     moved = replace(
         state,
         above=tuple(above.tolist()),
@@ -163,7 +208,7 @@ def _add(state: RankState, z: Floats, *, step: int) -> tuple[RankState, NDArray[
         onset_steps=tuple(onset_steps.tolist()),
         named=tuple(named.tolist()),
     )
-    return moved, np.flatnonzero(speaks)
+    return moved, worst
 
 
 def _within(values: Floats, reach: float) -> Floats:

@@ -35,16 +35,6 @@ class DetectorState:
     classic: ClassicState = field(default_factory=ClassicState)
     plateau: PlateauState = field(default_factory=PlateauState)
 
-    @property
-    def loss_is_high(self) -> bool:
-        """Whether a sum of tier 2 has spoken and has not come down since."""
-        return bool(self.loss.sustained.told or self.loss.sustained_slow.told)
-
-    def losses_before(self, onset_step: int, *, step: int) -> tuple[float, ...]:
-        """The losses before `onset_step`, newest last, in the state that was there before `step`: for the forecast of a spike."""
-        since = max(0, step - onset_step)
-        return self.loss.values[: len(self.loss.values) - since] if since else self.loss.values
-
     def to_json(self) -> dict[str, Any]:
         """Numbers in lists; what is not known is null. Orders of windows are not kept: they follow."""
         loss, ranks, rate, classic = self.loss, self.ranks, self.rate, self.classic
@@ -57,7 +47,7 @@ class DetectorState:
                 *(list(ranks.above), list(ranks.below), list(ranks.onset_steps), list(ranks.named)),
             ],
             "rate": [rate.step, _number(rate.lr), rate.growth],
-            "signals": {name: [list(advice.values.values), _sums([advice.cusum])] for name, advice in self.signals.items()},
+            "signals": {name: [list(one.values.values), _sums([one.cusum]), one.is_burst] for name, one in self.signals.items()},
             "plateau": [list(self.plateau.losses), list(self.plateau.blocks), self.plateau.is_told],
             "classic": [list(classic.losses), list(classic.norms), classic.spike_step, _number(classic.before)],
         }
@@ -87,10 +77,14 @@ def state_from_json(value: Mapping[str, Any]) -> DetectorState:
             *(tuple(one) for one in sums),
         ),
         rate=RateState(int(step), _known(lr), float(growth)),
-        signals={name: Advice(window_of(values, size=NUM_ADVICE), _cusum(cusum)) for name, (values, (cusum,)) in value["signals"].items()},
+        signals={name: _advice(*parts) for name, parts in value["signals"].items()},
         classic=ClassicState(tuple(old_losses), tuple(old_norms), int(spike_step), _known(before)),
         plateau=PlateauState(tuple(block), tuple(blocks), bool(is_told)),
     )
+
+
+def _advice(values: Sequence[float], sums: Sequence[Sequence[float]], is_burst: bool = False) -> Advice:
+    return Advice(window_of(values, size=NUM_ADVICE), _cusum(sums[0]), bool(is_burst))
 
 
 def _baseline(baseline: Baseline | None) -> list[float] | None:
