@@ -26,7 +26,7 @@ from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
 if TYPE_CHECKING:
     from surefoot.cli.run_data import RunData
 
-_ASKED_OF_DOCUMENTS: Final[tuple[Name, ...]] = ("spike", "nan", "occasional-nan", "canary", "ranks-differ", "asked")
+_ASKED_OF_DOCUMENTS: Final[tuple[Name, ...]] = ("spike", "nan", "occasional-nan", "divergence", "canary", "ranks-differ", "asked")
 _MAX_LOOKS: Final = 3  # at the documents of so many steps: each reads the text of a thousand others to know what is usual
 _USUAL_DOCUMENTS: Final = 1000
 _ROWS_BEFORE: Final = 60

@@ -12,6 +12,14 @@ from surefoot.core.records import Asks, LedgerEntry
 Severity = Literal["page", "warn", "info"]
 
 CORRUPTION_RULES: Final = frozenset({"replica_differs", "recompute_differs"})
+KIND_OF_RULE: Final[Mapping[str, str]] = {
+    "diverged": "diverged",
+    "rank_is_wrong": "rank-wrong",
+    "state_is_ill": "weights-ill",
+    "rebound": "rebound",
+    "bits_do_not_repeat": "bits-not-repeated",
+}
+"""Rules whose findings, where they ask for more than a record, are a kind of their own."""
 BREAKER_RULES: Final = frozenset({"breaker", "skips_in_a_row"})
 WITHHELD: Final = "alerts-withheld"
 TEST: Final = "test"
@@ -48,6 +56,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("run-held", "page", "the run is held after a large-scale fault", "nothing is started", "surefoot status RUN", ends=True),
         Kind("restarts-stopped", "page", "the ranks are not started again", "the agent left", "surefoot status RUN", ends=True),
         Kind("silent-corruption", "page", "ranks that must hold the same bits differ", "recorded", "surefoot triage RUN"),
+        Kind("diverged", "page", "the loss rose and does not come back", "recorded", "surefoot triage RUN"),
+        Kind("rank-wrong", "page", "a rank computes wrongly, again and again", "recorded", "surefoot triage RUN"),
+        Kind("weights-ill", "page", "a step is ill whatever batch it gets: the weights took harm", "recorded", "surefoot triage RUN"),
         Kind("canary", "page", "the canary loss rose", "recorded as a vote for a roll-back", "surefoot triage RUN"),
         Kind(
             "replay-differed", "page", "steps computed again gave other bits", "the checkpoint is not gone on from", "surefoot triage RUN"
@@ -64,6 +75,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("rolled-back", "warn", "the run was rolled back", "training goes on from there", "surefoot triage RUN"),
         Kind("episode-diagnosed", "warn", "the cause of an anomaly was looked for", "recorded", "surefoot triage RUN"),
         Kind("anomaly", "warn", "a step looks ill", "recorded", "surefoot triage RUN"),
+        Kind("rebound", "warn", "the loss after a start is above that before it", "training goes on", "surefoot triage RUN"),
+        Kind("bits-not-repeated", "warn", "no two ranks get the same bits", "training goes on, unaudited", "surefoot triage RUN"),
         Kind("rank-lost", "warn", "ranks were lost", "the agent decides about a restart", "surefoot status RUN"),
         Kind("agent-lost", "warn", "the agent did not leave in order", "another one took the run over", "surefoot status RUN"),
         Kind("aide-lost", "warn", "a process beside the ranks died for good", "training goes on without it", "surefoot status RUN"),
@@ -151,4 +164,4 @@ def _kind_of_finding(fields: Mapping[str, object]) -> str | None:
         return "silent-corruption"
     if fields.get("asks") == Asks.RECORD:
         return None
-    return "canary" if rule.startswith("canary") else "anomaly"
+    return KIND_OF_RULE.get(rule, "canary" if rule.startswith("canary") else "anomaly")

@@ -14,7 +14,9 @@ from surefoot.core.events import Event
 from surefoot.core.records import Asks, LedgerEntry
 from surefoot.heal.alert_kinds import CORRUPTION_RULES, ranks_of
 
-Name = Literal["spike", "nan", "occasional-nan", "plateau", "rebound", "ranks-differ", "corruption", "schedule", "canary", "asked"]
+_Ill = Literal["spike", "nan", "occasional-nan", "divergence", "ill-weights", "plateau", "rebound", "canary"]
+_Wrong = Literal["ranks-differ", "corruption", "unrepeatable", "schedule"]
+Name = Literal[_Ill, _Wrong, "asked"]
 Suspect = Literal["data", "code", "cluster", "state", "unknown"]
 Outcome = Literal["ok", "found", "unknown"]
 
@@ -27,6 +29,10 @@ _OF_RULE: Final[Mapping[str, Name]] = {
     "nonfinite_loss": "nan",
     "plateau": "plateau",
     "rebound": "rebound",
+    "diverged": "divergence",
+    "state_is_ill": "ill-weights",
+    "rank_is_wrong": "corruption",
+    "bits_do_not_repeat": "unrepeatable",
     "rank_norm": "ranks-differ",
     "rank_loss": "ranks-differ",
     "ranks_differ": "ranks-differ",
@@ -37,7 +43,10 @@ _OF_RULE: Final[Mapping[str, Name]] = {
     "canary_apart": "canary",
     "canary_2sigma_500": "canary",
 }
-_GRAVITY: Final = ("corruption", "nan", "schedule", "canary", "rebound", "spike", "ranks-differ", "occasional-nan", "plateau", "asked")
+_GRAVITY: Final = (
+    *("corruption", "nan", "divergence", "ill-weights", "schedule", "canary", "rebound", "spike", "ranks-differ", "occasional-nan"),
+    *("unrepeatable", "plateau", "asked"),
+)
 SUSPECT_OF_CAUSE: Final[Mapping[str, Suspect]] = {"data": "data", "state": "state", "hardware": "cluster", "schedule": "code"}
 
 

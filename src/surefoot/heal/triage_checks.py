@@ -15,7 +15,7 @@ _BEFORE_STEPS: Final = 500
 """How far back a change is looked for: an optimizer forgets the past in a thousand steps, and most of it in half of them."""
 _MEDIAN_STEPS: Final = 20
 _REASONS: Final = 3
-_CAUGHT_IN: Final[Mapping[str, Suspect]] = {"corruption": "cluster", "schedule": "code"}
+_CAUGHT_IN: Final[Mapping[str, Suspect]] = {"corruption": "cluster", "schedule": "code", "ill-weights": "state", "unrepeatable": "code"}
 _OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "oom")
 
 
@@ -81,6 +81,8 @@ def _checks(signs: Signs, facts: Facts) -> list[Check]:
         return [*found, audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
     if signs.name == "corruption":
         return [software(signs, facts), audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
+    if signs.name == "unrepeatable":
+        return [configuration(signs, facts), software(signs, facts)]
     if signs.name == "schedule":
         return [stages(signs, facts), configuration(signs, facts), lr_log(signs, facts)]
     found = [documents(signs, facts), stages(signs, facts), configuration(signs, facts), software(signs, facts)]
@@ -231,7 +233,7 @@ def _action(
         return f"surefoot data locate {run} --step {signs.gravest_step} --excerpt"
     if suspect == "cluster" and named:
         return f"surefoot triage {run} --vendor {named[0]}"
-    if suspect == "cluster" or signs.name == "ranks-differ":
+    if suspect == "cluster" or signs.name in ("ranks-differ", "unrepeatable"):
         return f"surefoot replay {run} --from {onset - 1} --steps 1"
     if signs.name == "rebound":
         return f"surefoot checkpoint verify {run}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import AlertsSection
-from surefoot.heal.alert_kinds import EVENTS, KINDS, TEST, WITHHELD, is_answer, kind_of
+from surefoot.heal.alert_kinds import EVENTS, KIND_OF_RULE, KINDS, TEST, WITHHELD, is_answer, kind_of
 from surefoot.heal.alerts import AlertState, Sender, alert_of, due, noted, seconds_of, told
 from tests.unit.heal.ledgers import Story
 
@@ -108,6 +108,12 @@ def test_a_skip_that_nobody_found_ill_is_no_news() -> None:
         (Event.ANOMALY_FOUND, "", {"rule": "outlier_loss_mild", "asks": "record"}, None),
         (Event.ANOMALY_FOUND, "", {"rule": "canary_rise", "asks": "rollback"}, "canary"),
         (Event.ANOMALY_FOUND, "", {"rule": "replica_differs", "asks": "record"}, "silent-corruption"),
+        (Event.ANOMALY_FOUND, "", {"rule": "diverged", "asks": "rollback"}, "diverged"),
+        (Event.ANOMALY_FOUND, "", {"rule": "rank_is_wrong", "asks": "pause"}, "rank-wrong"),
+        (Event.ANOMALY_FOUND, "", {"rule": "state_is_ill", "asks": "rollback"}, "weights-ill"),
+        (Event.ANOMALY_FOUND, "", {"rule": "rebound", "asks": "alert"}, "rebound"),
+        (Event.ANOMALY_FOUND, "", {"rule": "rebound", "asks": "record"}, None),
+        (Event.ANOMALY_FOUND, "", {"rule": "bits_do_not_repeat", "asks": "alert"}, "bits-not-repeated"),
         (Event.EPISODE_DIAGNOSED, "", {"cause": "data"}, "episode-diagnosed"),
         (Event.RUN_ROLLED_BACK, "", {}, "rolled-back"),
         (Event.AIDE_LOST, "", {"wait_s": 1.0}, None),
@@ -123,7 +129,9 @@ def test_every_event_that_is_told_exists_and_every_kind_is_reached() -> None:
     assert {event.value for event in Event} >= EVENTS
     story = Story()
     stops: list[dict[str, object]] = [{"kind": "stop", "exit_code": code} for code in (7, 93)]
-    rules: list[dict[str, object]] = [{"rule": rule, "asks": "skip"} for rule in ("outlier_loss", "canary_rise", "replica_differs")]
+    rules: list[dict[str, object]] = [
+        {"rule": rule, "asks": "skip"} for rule in ("outlier_loss", "canary_rise", "replica_differs", *KIND_OF_RULE)
+    ]
     reached = {
         kind_of(story.tell(Event(event), rule=rule, fields=fields))
         for event in EVENTS

@@ -124,6 +124,22 @@ def test_a_jump_of_the_learning_rate_is_the_codes_whatever_it_did_to_the_loss() 
     assert schedule.action == "surefoot rollback runs/mine --to 39 --reason schedule"
 
 
+@pytest.mark.parametrize(
+    ("rule", "asks", "name", "suspect", "action"),
+    [
+        ("diverged", "rollback", "divergence", "unknown", "surefoot replay runs/mine --from 39 --steps 1 --logits"),
+        ("state_is_ill", "rollback", "ill-weights", "state", "surefoot rollback runs/mine --to 39 --reason ill-weights"),
+        ("rank_is_wrong", "pause", "corruption", "cluster", "surefoot triage runs/mine --vendor 2"),
+        ("bits_do_not_repeat", "alert", "unrepeatable", "code", "surefoot replay runs/mine --from 39 --steps 1"),
+    ],
+)
+def test_each_rule_that_acts_has_a_symptom(rule: str, asks: str, name: str, suspect: str, action: str) -> None:
+    story = Story()
+    story.found(rule, step=40, asks=asks, evidence={"ranks": [2] if rule == "rank_is_wrong" else []})
+    (one,) = triaged(story, documents={40: CLEAN}, num_ranks=4)
+    assert (one.name, one.suspect, one.action) == (name, suspect, action)
+
+
 def test_bits_that_differ_are_the_clusters_and_name_the_rank() -> None:
     story = Story()
     story.found("replica_differs", step=100, asks="rollback", onset=51, evidence={"ranks": [1]})
