@@ -44,7 +44,7 @@ def triage(
 
     require_run(run_dir)
     if incident:
-        answer, lines = _incident(run_dir, incident)
+        answer, lines = _incident(run_dir, incident, data=data)
     elif vendor is not None:
         answer, lines = _vendor(run_dir, vendor)
     else:
@@ -83,8 +83,8 @@ def _symptoms(run_dir: Path, *, step: int | None, with_replay: bool, data: str) 
     }
 
 
-def _incident(run_dir: Path, incident: str) -> tuple[Answer, list[str]]:
-    from surefoot.cli.triage_facts import read_entries
+def _incident(run_dir: Path, incident: str, *, data: str) -> tuple[Answer, list[str]]:
+    from surefoot.cli.triage_facts import documents_of_incident, read_entries
     from surefoot.heal.incident import episode_ids, incident_of
 
     entries, _ = read_entries(run_dir)
@@ -93,12 +93,15 @@ def _incident(run_dir: Path, incident: str) -> tuple[Answer, list[str]]:
         known = episode_ids(entries)
         hint = f"there are {', '.join(known[-8:])}" if known else "this run has none"
         raise ConfigError(f"there is no incident {incident}", where="--incident", hint=hint)
+    found = documents_of_incident(run_dir, found, data=data)
     first, last = found["steps"]
     lines = [
         f"{incident}, {found['state']}, opened {found['opened_utc']}: {found['what']}",
         f"  cause      {found['cause'] or 'not known yet'}{': ' + found['why'] if found['why'] else ''}",
         f"  steps      {first} to {last}; samples {found['samples'] or 'not known'}; ranks {found['ranks'] or 'none named'}",
         *(f"  done       step {one['step']}: {one['event']} {one['reason']}" for one in found["actions"]),
+        *(f"  document   {str(one.get('hash', ''))[:12]}  {one.get('file')}:{one.get('record')}" for one in found["documents"] or ()),
+        f"  documents  {found['documents_note']}",
         f"next: surefoot data report {run_dir} --window {last}",
     ]
     return {"run": str(run_dir), "incident": found}, lines

@@ -5,6 +5,7 @@ Nothing is changed, and whatever cannot be read is said: a damaged run is the on
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from surefoot.cli.run_steps import attempts_of, on_line
 from surefoot.config import load_config
+from surefoot.core import strict_json
+from surefoot.core.durable import write_atomic
 from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
+from surefoot.heal.incident import INCIDENT_NAME, with_documents
 from surefoot.heal.triage import Check, Name, Signs, Told
 from surefoot.heal.triage_checks import DocumentLook, Facts
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
@@ -25,6 +29,8 @@ from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
 
 if TYPE_CHECKING:
     from surefoot.cli.run_data import RunData
+
+logger = logging.getLogger(__name__)
 
 _ASKED_OF_DOCUMENTS: Final[tuple[Name, ...]] = ("spike", "nan", "occasional-nan", "divergence", "canary", "ranks-differ", "asked")
 _MAX_LOOKS: Final = 3  # at the documents of so many steps: each reads the text of a thousand others to know what is usual
@@ -202,6 +208,25 @@ def look_at_documents(run_dir: Path, step: int, *, samples: tuple[int, int] | No
     num_documents = int(window["looked_at"]["documents"])
     where = f"steps {max(1, step - 1)} to {step}" if samples is None else f"samples {samples[0]} to {samples[1] - 1}"
     return DocumentLook(tuple(window["documents"]), num_documents, where, limit_of(num_documents))
+
+
+def documents_of_incident(run_dir: Path, record: Mapping[str, Any], *, data: str) -> dict[str, Any]:
+    """`record` with the documents of its samples where the data is at hand, in its file too where that may be written."""
+    told = record["samples"]
+    samples = (int(told[0]), int(told[1])) if told and told[0] < told[1] else None
+    look = look_at_documents(run_dir, int(record["steps"][1]), samples=samples, data=data)
+    if look.missing:
+        return with_documents(record, None, f"{look.missing}; `surefoot triage {run_dir} --incident {record['id']} --data DIR` looks there")
+    standing = look.standing_out
+    note = f"{len(standing)} of the {look.num_documents} documents of {look.where} stand out"
+    found = with_documents(record, standing or look.documents[:3], note)
+    path = run_dir / "incidents" / str(record["id"]) / INCIDENT_NAME
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, strict_json.dumps(found, indent=2))
+    except (OSError, SurefootError) as error:
+        logger.warning("%s could not be written: %s", path, error)
+    return found
 
 
 def _window(run: RunData, step: int, samples: tuple[int, int] | None) -> dict[str, Any]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import LedgerEntry
-from surefoot.heal.incident import episode_of, incident_of
+from surefoot.heal.incident import INCIDENT_NAME, episode_of, incident_of, keeping_documents
 from surefoot.observe.ledger import read_ledger
 
 logger = logging.getLogger(__name__)
-
-INCIDENT_NAME = "incident.json"
 
 
 def write_incident(ledger: Path, entry: LedgerEntry) -> Path | None:
@@ -31,8 +30,17 @@ def write_incident(ledger: Path, entry: LedgerEntry) -> Path | None:
         if record is None:
             return None
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, strict_json.dumps(record, indent=2))
+        write_atomic(path, strict_json.dumps(keeping_documents(record, _before(path)), indent=2))
     except (OSError, SurefootError) as error:
         logger.warning("%s could not be written: %s", path, error)
         return None
     return path
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """What the file holds already; nothing where it is not there, or cannot be read."""
+    try:
+        told = strict_json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -5,7 +5,7 @@ Its id is the one of its episode, `e<seq of episode.opened>`; it has a folder `i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from surefoot.core.events import Event
@@ -13,6 +13,7 @@ from surefoot.core.records import LedgerEntry
 from surefoot.heal.alert_kinds import ranks_of
 
 INCIDENT_FORMAT: Final = 1
+INCIDENT_NAME: Final = "incident.json"
 _ACTIONS: Final = (
     Event.RUN_ROLLED_BACK,
     Event.UPDATE_SKIPPED,
@@ -68,7 +69,21 @@ def incident_of(entries: Sequence[LedgerEntry], episode: str) -> dict[str, Any] 
         "findings": [_told(entry) for entry in _findings(entries, opened, until=until)],
         "actions": [_told(entry) for entry in during if entry.event in {event.value for event in _ACTIONS}],
         "seqs": [opened.seq, until],
+        "documents": None,
+        "documents_note": f"`surefoot triage RUN --incident {episode}` looks at them, where the run's data is at hand",
     }
+
+
+def with_documents(record: Mapping[str, Any], documents: Sequence[Mapping[str, Any]] | None, note: str) -> dict[str, Any]:
+    """`record` with the documents of its samples, or with why they could not be looked at."""
+    return {**record, "documents": None if documents is None else [dict(document) for document in documents], "documents_note": note}
+
+
+def keeping_documents(record: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """`record` with what an earlier one held of documents, as long as it is about the same samples."""
+    if before.get("documents") is None or before.get("samples") != record["samples"]:
+        return dict(record)
+    return with_documents(record, before["documents"], str(before.get("documents_note", "")))
 
 
 def _findings(entries: Sequence[LedgerEntry], opened: LedgerEntry, *, until: int) -> list[LedgerEntry]:

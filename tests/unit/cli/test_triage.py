@@ -18,6 +18,7 @@ from surefoot.core.blocking import Block, head_of
 from surefoot.core.clock import ManualClock
 from surefoot.core.events import Event
 from surefoot.core.records import Manifest, StepReport
+from surefoot.guard.incident import write_incident
 from surefoot.observe.blocks import taken_fields
 from surefoot.observe.ledger import LEDGER_NAME, Ledger
 from surefoot.observe.metrics import MetricsWriter
@@ -181,6 +182,28 @@ def test_an_incident_is_told_from_the_ledger(triage: Any, folder: Folder) -> Non
     incident = triage("--incident", "e1")["incident"]
     assert (incident["state"], incident["steps"], incident["samples"]) == ("open", [40, 42], [0, 8])
     assert triage("--incident", "e7", code=2)["error"]["hint"] == "there are e1"
+
+
+def test_an_incident_holds_its_documents_where_the_data_is_at_hand(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_run(tmp_path, three)
+    record_attempt(run_dir, attempt=1, base_step=0, next_samples=[5, 10, 15])
+    ledger = Ledger(run_dir / LEDGER_NAME, clock=ManualClock(), by="rank 0")
+    fields: dict[str, object] = {"onset_step": 2, "detected_step": 3, "samples": [5, 15]}
+    opened = ledger.append(Event.EPISODE_OPENED, generation=1, attempt=1, step=3, fields=fields)
+    path = write_incident(ledger.path, opened)
+    assert path is not None
+    written = json.loads(path.read_text())
+    assert written["documents"] is None
+    assert f"surefoot triage RUN --incident e{opened.seq}" in written["documents_note"]
+    assert run(["triage", str(run_dir), "--incident", f"e{opened.seq}", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["incident"]
+    assert told["documents"][0]["file"]
+    assert "documents of samples 5 to 14" in told["documents_note"]
+    assert json.loads(path.read_text()) == told
+    for event, samples, keeps in ((Event.RUN_ROLLED_BACK, [5, 15], True), (Event.EPISODE_DIAGNOSED, [5, 10], False)):
+        more = {"episode": f"e{opened.seq}", "samples": samples, "cause": "data", "steps": [2, 3]}
+        write_incident(ledger.path, ledger.append(event, generation=1, attempt=2, step=1, fields=more))
+        assert (json.loads(path.read_text())["documents"] is not None) is keeps
 
 
 def test_the_vendors_file_has_the_evidence_and_what_is_missing_here(triage: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
