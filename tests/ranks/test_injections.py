@@ -32,7 +32,7 @@ def bench(warm_parent: WarmParent, tmp_path_factory: pytest.TempPathFactory) -> 
 
 _NUM_DRAWN = 10
 _MOST_INCONCLUSIVE = 2
-LOW_BITS = 4
+_LOW_BITS = 4
 
 
 def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Bench) -> None:
@@ -181,7 +181,7 @@ def test_campaign(kind: Kind, bench: Bench) -> None:
 def may_vanish(outcome: Outcome) -> bool:
     """The lowest bits of a weight at rest may be rounded away by the updates before the next audit: then no two replicas differ any more."""
     return (
-        outcome.case.fault.kind == "flipped-parameter-bit" and outcome.case.fault.bit < LOW_BITS and outcome.healed == "within the spread"
+        outcome.case.fault.kind == "flipped-parameter-bit" and outcome.case.fault.bit < _LOW_BITS and outcome.healed == "within the spread"
     )
 
 
