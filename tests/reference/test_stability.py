@@ -133,7 +133,7 @@ def test_real_canaries_are_silent_and_a_slow_harm_is_heard(name: str, stability_
     harmed = [(step, loss + 0.09 * min(1.0, max(0, step - onset) / 2100.0)) for step, loss in rows]
     first = listen(harmed)[0]
     print(f"{name}: +0.09 nats over 2,100 steps is heard after {first - onset} steps")
-    assert onset < first <= onset + 12 * EPISODE_STEPS
+    assert onset < first <= onset + 5 * 250  # five evaluations of the public runs
 
 
 def listen(rows: list[tuple[int, float]]) -> list[int]:

@@ -16,7 +16,9 @@ LONG = RunConfig(
 
 def test_the_slowest_decides_with_the_second_opinion_and_the_wait() -> None:
     slow_canary = replace(LONG, canary=CanarySection(interval_steps=1000, num_in_a_row=3))
-    assert slowest_detection_steps(slow_canary) == 3000 + CANARY_LATENCY_STEPS + 30 + 40
+    assert slowest_detection_steps(slow_canary) == 3000 + 10 * CANARY_LATENCY_STEPS + 30 + 40
+    close_canary = replace(LONG, canary=CanarySection(interval_steps=10, num_in_a_row=3))
+    assert detection_steps(close_canary)["canary"] == 30 + CANARY_LATENCY_STEPS
     rare_audit = replace(LONG, monitor=MonitorSection(audit_interval_steps=9000))
     assert slowest_detection_steps(rare_audit) == 9000 + 30 + 40
 

@@ -50,7 +50,7 @@ def train(run_dir: Path, sets: Sets, *, num_steps: int) -> set[str]:
     """The rules of all that was found."""
     config = RunConfig(
         run=RunSection(dir=str(run_dir)),
-        train=TrainSection(num_steps=8),
+        train=TrainSection(num_steps=12),
         canary=CanarySection(interval_steps=1, num_in_a_row=2),
         checkpoint=CheckpointSection(interval_steps=1, prove=False),
     )
@@ -74,6 +74,6 @@ def train(run_dir: Path, sets: Sets, *, num_steps: int) -> set[str]:
 
 def test_the_same_set_is_held_to_its_best_after_a_resume_and_another_one_is_not(tmp_path: Path) -> None:
     for name, num_tokens in (("same", 100), ("other", 60)):
-        assert train(tmp_path / name, Sets(1.0, num_tokens=100), num_steps=3) == set()
-        found = train(tmp_path / name, Sets(1.5, num_tokens=num_tokens), num_steps=7)
+        assert train(tmp_path / name, Sets(1.0, num_tokens=100), num_steps=6) == set()
+        found = train(tmp_path / name, Sets(1.5, num_tokens=num_tokens), num_steps=10)
         assert ("canary_rise" in found) is (name == "same")

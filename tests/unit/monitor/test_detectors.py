@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from surefoot.core.errors import ConfigError, Incompatible
@@ -81,6 +83,29 @@ def test_heavy_tails_hardly_act(df: float) -> None:
     """At 3 degrees of freedom single losses of 17 scales are noise: 3 in 10,000, where the plain rule has 8."""
     _, told = run(learning(3000, seed=int(df), df=df), grad_norms=norms(3000, seed=int(df)))
     assert len(acting(told)) <= (4 if df == 3.0 else 1), acting(told)
+
+
+@settings(max_examples=8, deadline=None, database=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    df=st.floats(4.0, 30.0),
+    sigma=st.floats(0.002, 0.1),
+    lingers=st.floats(0.0, 0.1),
+    drift=st.floats(-2e-4, 0.0),
+    fall=st.floats(0.1, 0.5),
+)
+def test_what_no_threshold_was_fitted_to_is_hardly_disturbed(
+    seed: int, df: float, sigma: float, lingers: float, drift: float, fall: float
+) -> None:
+    """Heavy tails, drift and noise that lingers a little, of any size: few roll-backs are asked for, and few skips."""
+    generator, num = np.random.default_rng(seed), 1500
+    noise, norm_noise = sigma * generator.standard_t(df, num), 0.1 * generator.standard_t(df, num)
+    noise[1:] += lingers * noise[:-1]
+    steps = np.arange(num)
+    losses = 2.0 + 9.0 * (1.0 + steps) ** -fall + drift * steps + noise
+    _, told = run(np.asarray(losses), grad_norms=np.asarray(0.3 * np.exp(norm_noise)))
+    asked = [finding.rule for _, finding in told if finding.asks in ACTS]
+    assert len(asked) <= 3, asked
 
 
 @pytest.mark.parametrize(
@@ -290,7 +315,7 @@ def test_an_update_with_another_rate_is_that_of_the_step_before() -> None:
 def advised(
     rows: int, probes: Callable[[int], Mapping[str, float]], ratios: Callable[[int], Mapping[str, float]], **changes: Mapping[int, object]
 ) -> list[tuple[int, Finding]]:
-    state, told = DetectorState(), []
+    state, told = DetectorState(), list[tuple[int, Finding]]()
     rules = {**DEFAULT, "cusum:act_zero": Asks.ALERT}
     for step in range(1, rows + 1):
         seen = Observation(step, 2.0, probes=probes(step), update_ratios=ratios(step))
@@ -327,11 +352,11 @@ def test_a_healthy_warm_up_is_no_advice() -> None:
     noise = np.random.default_rng(4).normal(size=(1001, 64))
 
     def probes(step: int) -> dict[str, float]:
-        return {f"moment1:blocks.{block}": min(1.0, step / 500.0) * (1.0 + 0.02 * noise[step, block]) for block in range(64)}
+        return {f"moment1:blocks.{block}": min(1.0, step / 500.0) * (1.0 + 0.02 * noise[step, block]) for block in range(16)}
 
-    rates = {step: 1e-3 * min(1.0, step / 500.0) for step in range(1, 1001)}
-    assert len(advised(1000, probes, lambda step: {}, lr=rates)) <= 3
-    assert len(advised(1000, probes, lambda step: {})) > 3
+    rates = {step: 1e-3 * min(1.0, step / 500.0) for step in range(1, 601)}
+    assert len(advised(600, probes, lambda step: {}, lr=rates)) <= 3
+    assert len(advised(600, probes, lambda step: {})) > 3
 
 
 def test_a_group_that_wakes_is_told_once_and_a_boundary_forgets_what_it_did() -> None:
@@ -354,7 +379,7 @@ def test_a_group_that_wakes_is_told_once_and_a_boundary_forgets_what_it_did() ->
     ],
 )
 def test_advice_is_bound_for_all_for_a_kind_and_for_one(bound: Mapping[str, str], rules: list[str]) -> None:
-    state, told = DetectorState(), []
+    state, told = DetectorState(), list[Finding]()
     for step in range(1, 100):
         probes = {f"attn_logit_max:blocks.{block}": 9.0 if step > 50 and block in (3, 4) else 5.0 + 0.01 * (step % 3) for block in range(5)}
         state, findings = observe(state, Observation(step, 2.0, probes=probes), bindings(HealSection(rules=tuple(bound.items()))))
