@@ -22,6 +22,8 @@ from surefoot.heal.policy import HealState, Situation, decide
 from surefoot.monitor.verdict import verdict_of
 from surefoot.tensors.world import World
 
+_ACTING = (Asks.SKIP, Asks.ROLL_BACK, Asks.PAUSE)
+
 
 class Healer:
     """One per guard, on every rank. `can_redo`: the loop takes a Redo, so a step can be computed again before its update."""
@@ -141,6 +143,8 @@ class Healer:
                 **({"dry_run": True} if self._section.dry_run else {}),
             }
             self._recorder.ledger(Event.ANOMALY_FOUND, rule=finding.rule, reason=finding.reason, fields=told)
+            if self._section.dry_run and action.proceeds and finding.asks in _ACTING:
+                self._recorder.warn(f"dry run, step {step}: {finding.rule} asks to {finding.asks}, which is not done: {finding.reason}")
 
     def _tell_recheck(self, recheck: Recheck, diagnosis: Diagnosis, *, step: int, is_taken: bool) -> None:
         fields = {
