@@ -12,7 +12,7 @@ from surefoot.core.records import LedgerEntry
 from tests.ranks.injections.drawing import Case
 
 _SEEN = (Event.ANOMALY_FOUND, Event.STEP_RECHECKED, Event.REPLAY_DIFFERED)
-_ADVISORY = "cusum:"
+_ADVISORY = "cusum"
 _DONE = {
     Event.UPDATE_SKIPPED: "skip",
     Event.RUN_ROLLED_BACK: "roll back",
