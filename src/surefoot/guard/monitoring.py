@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,6 +25,8 @@ _TELL_EVERY_STEPS = 100
 _SHARE_OF_EXCESS, _SHARE_OF_LOSS = 0.25, 0.1
 """How much of a step's excess loss the canary must share to speak for ill weights; of its own loss where the step's has no number."""
 
+_OF_RANKS = frozenset({"rank_norm", "rank_loss", "replica_norm_compare"})
+
 _OPENS_WATCH = frozenset({"outlier_loss", "outlier_loss_and_norm", "sustained_loss", "sustained_loss_slow", "loss_n_sigma"})
 
 
@@ -36,7 +38,7 @@ class Monitoring:
         self._config = config
         self._evaluation = evaluation if isinstance(evaluation, CanaryPort) else None
         self._audit = audit
-        self._rules = detectors.bindings(config.heal)
+        self._rules = _rules_of(config)
         self._thresholds = detectors.thresholds_of(config.monitor)
         self._stages = stages_of(config)
         self._seen: detectors.DetectorState | None = None
@@ -196,7 +198,7 @@ class Monitoring:
             return
         if became == "diverged":
             reason = f"the loss has not come back since step {monitor.watch.onset_step}, and does not return"
-            evidence = {"forecast": monitor.watch.forecast(step), "tolerance": monitor.watch.tolerance(step), "rule": monitor.watch.rule}
+            evidence = {"level": monitor.watch.level, "tolerance": monitor.watch.tolerance, "rule": monitor.watch.rule}
             self._hear([Finding("diverged", Asks.ROLL_BACK, reason, monitor.watch.onset_step, evidence)])
         monitor.watch = None
 
@@ -217,3 +219,12 @@ def _excess(finding: Finding) -> float:
     value, level = finding.evidence.get("value"), finding.evidence.get("level")
     is_loss = finding.rule.startswith(("outlier_loss", "sustained_loss"))
     return value - level if is_loss and isinstance(value, float) and isinstance(level, float) else 0.0
+
+
+def _rules_of(config: RunConfig) -> Mapping[str, Asks]:
+    """Where sums are exact no layout may change a bit: what hangs on who computes which sample is looked at only where a person asks."""
+    rules = detectors.bindings(config.heal)
+    if config.numerics.sums != "exact":
+        return rules
+    by_hand = {name for name, _ in config.heal.rules}
+    return {name: asks for name, asks in rules.items() if name not in _OF_RANKS or name in by_hand}

@@ -1,6 +1,6 @@
-"""A spike or a divergence: what came after an onset, against the forecast that was frozen before it. Pure, step by step.
+"""A spike or a divergence: what came after an onset, against the level that was frozen before it. Pure, step by step.
 
-A run has recovered when the median of 20 losses is back at the forecast and stays there for 50 steps. "Within 5%" would be half of a run's
+A run has recovered when the median of 20 losses is back at it and stays there for 50 steps. "Within 5%" would be half of a run's
 progress. Whoever is not back when the time to decide comes is told by the slope: one that returns is left alone.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from surefoot.core.records import Asks, Finding
 from surefoot.monitor.detectors.robust import SIGMA_OF_MAD, median
 
-NUM_BEFORE, NUM_BEFORE_LEAST = 512, 16
+NUM_BEFORE, NUM_BEFORE_LEAST, NUM_LEVEL = 512, 16, 32
 NUM_MEDIAN, HELD_STEPS = 20, 50
 NUM_SLOPE = 100
 LEAST_SHARE, NUM_SIGMAS = 0.005, 3.0
@@ -31,7 +31,8 @@ Outcome = Literal["open", "recovered", "recovering", "diverged"]
 
 @dataclass(frozen=True, slots=True)
 class SpikeWatch:
-    """`level` is the forecast at `onset_step`, `slope` what it falls per step, for as many steps as it was drawn from (`span_steps`).
+    """`level` is where the loss stood before `onset_step`. It is what is to be reached again: a run that is ill need not go on falling
+    meanwhile, and early in a run, where it falls fast, a line through the past foretells losses that no run has.
 
     `losses`: the newest since the onset. `within_since`: the step since which their median has been at the forecast, -1 when it is not.
     """
@@ -39,19 +40,14 @@ class SpikeWatch:
     rule: str
     onset_step: int
     level: float
-    slope: float
     sigma: float
-    span_steps: int
     losses: tuple[float, ...] = ()
     last_step: int = -1
     within_since: int = -1
 
-    def forecast(self, step: int) -> float:
-        """A line is no law: it is followed as far as it was drawn, and is level from there on."""
-        return self.level + self.slope * min(max(0, step - self.onset_step), self.span_steps)
-
-    def tolerance(self, step: int) -> float:
-        return max(LEAST_SHARE * abs(self.forecast(step)), NUM_SIGMAS * self.sigma / math.sqrt(NUM_MEDIAN))
+    @property
+    def tolerance(self) -> float:
+        return max(LEAST_SHARE * abs(self.level), NUM_SIGMAS * self.sigma / math.sqrt(NUM_MEDIAN))
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -62,8 +58,11 @@ def watch_from_json(value: Mapping[str, Any]) -> SpikeWatch:
     return SpikeWatch(**{**value, "losses": tuple(value["losses"])})
 
 
-def open_watch(losses: Sequence[float], *, onset_step: int, rule: str, stride_steps: float = 1.0) -> SpikeWatch | None:
-    """The forecast from the finite `losses` before the onset, oldest first, one each `stride_steps`; None when they are too few."""
+def open_watch(losses: Sequence[float], *, onset_step: int, rule: str) -> SpikeWatch | None:
+    """The level from the finite `losses` before the onset, oldest first; None when they are too few.
+
+    The noise is that around a line through them: a fall is none.
+    """
     before = [loss for loss in losses[-NUM_BEFORE:] if math.isfinite(loss)]
     num = len(before)
     if num < NUM_BEFORE_LEAST:
@@ -73,7 +72,7 @@ def open_watch(losses: Sequence[float], *, onset_step: int, rule: str, stride_st
     slope = min(0.0, (newer - older) / (num / 2.0))
     start = newer - slope * (half + num - 1) / 2.0
     sigma = SIGMA_OF_MAD * median(sorted(abs(loss - start - slope * place) for place, loss in enumerate(before)))
-    return SpikeWatch(rule, onset_step, start + slope * num, slope / stride_steps, sigma, round(num * stride_steps))
+    return SpikeWatch(rule, onset_step, median(sorted(before[-NUM_LEVEL:])), sigma)
 
 
 def follow(watch: SpikeWatch, *, step: int, loss: float) -> SpikeWatch:
@@ -81,7 +80,7 @@ def follow(watch: SpikeWatch, *, step: int, loss: float) -> SpikeWatch:
     if not math.isfinite(loss):
         return replace(watch, last_step=step, within_since=-1)
     losses = (*watch.losses[-(NUM_SLOPE - 1) :], loss)
-    is_within = len(losses) >= NUM_MEDIAN and median(sorted(losses[-NUM_MEDIAN:])) <= watch.forecast(step) + watch.tolerance(step)
+    is_within = len(losses) >= NUM_MEDIAN and median(sorted(losses[-NUM_MEDIAN:])) <= watch.level + watch.tolerance
     within_since = (watch.within_since if watch.within_since >= 0 else step) if is_within else -1
     return replace(watch, losses=losses, last_step=step, within_since=within_since)
 
@@ -119,7 +118,7 @@ def rebound(
 
 
 def _returns(watch: SpikeWatch, *, within_steps: float) -> bool:
-    """Whether the newest losses fall faster than their noise, and fast enough to be back at the forecast in time."""
+    """Whether the newest losses fall faster than their noise, and fast enough to be back at it in time."""
     num = len(watch.losses)
     if num < 2 * NUM_MEDIAN:
         return False
@@ -129,5 +128,5 @@ def _returns(watch: SpikeWatch, *, within_steps: float) -> bool:
     noise = MEDIAN_NOISE * watch.sigma * math.sqrt(2.0 / half)
     steps_per_loss = max(1.0, (watch.last_step - watch.onset_step) / max(1, num)) if num < NUM_SLOPE else 1.0
     rate = fall / (half * steps_per_loss)
-    excess = median(sorted(watch.losses[-NUM_MEDIAN:])) - watch.forecast(watch.last_step)
+    excess = median(sorted(watch.losses[-NUM_MEDIAN:])) - watch.level
     return fall > 2.0 * noise and excess <= rate * within_steps

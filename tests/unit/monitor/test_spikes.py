@@ -70,10 +70,15 @@ def test_it_is_open_until_then_and_what_is_not_finite_enters_nothing() -> None:
     assert watch.losses == ()
 
 
-def test_a_forecast_is_followed_no_further_than_it_was_drawn() -> None:
-    watch = watched()
-    assert watch.forecast(1000 + 512) == watch.forecast(10**6)
-    assert watch.forecast(1000) > watch.forecast(1500)
+def test_a_fall_that_flattens_is_no_divergence() -> None:
+    """A line through the steep start of a run foretells less than nothing; what stands where it stood is well."""
+    losses = [6.0 * math.exp(-step / 60.0) + 0.4 + 0.01 * math.sin(step) for step in range(600)]
+    watch = open_watch(losses[:200], onset_step=200, rule="x")
+    assert watch is not None
+    assert abs(watch.level - losses[185]) < 0.1
+    for step in range(200, 400):
+        watch = follow(watch, step=step, loss=losses[step])
+    assert outcome(watch, decide_steps=200) == "recovered"
     assert open_watch([3.0] * 10, onset_step=10, rule="x") is None
 
 
