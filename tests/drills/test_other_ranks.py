@@ -261,6 +261,7 @@ def test_killed_whole_on_three_ranks_then_on_two_it_ends_on_four(killed_on_three
     assert consumed == expected, "a step consumed other samples than it would have, or two executions of it differ"
 
 
+@pytest.mark.campaign
 def test_a_loss_that_another_training_recorded_is_refused_on_other_ranks(place: Place) -> None:
     """The control: were any loss near enough, or none looked at, the drill above could not fail."""
     place.surefoot("train", "other.toml", "parallel.dp_shard=1", "checkpoint.prove=false", "model.init_std=0.03")

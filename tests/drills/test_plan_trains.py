@@ -46,6 +46,7 @@ def kill_a_rank(run_dir: Path) -> None:
     pytest.fail("no step was seen")
 
 
+@pytest.mark.campaign
 def test_the_plan_of_a_small_budget_trains_and_is_planned_again(tmp_path: Path) -> None:
     prepared = prepare_documents(tmp_path)
     file = tmp_path / "small.toml"

@@ -375,6 +375,7 @@ def test_killed_at_some_of_all_kinds_of_calls(programs: Programs, undisturbed: U
     disturb_all(lambda point: disturb_one(point=point), points=sample(undisturbed.points, number=16), effect="signal=KILL")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_refused_once_at_each_kind_of_call(programs: Programs, undisturbed: Undisturbed, tmp_path: Path) -> None:
     disturb_one = partial(disturb, programs, tmp_path, undisturbed=undisturbed, effect="error=ENOSPC")
