@@ -16,7 +16,7 @@ from surefoot.core.stages import stage_index, stages_of
 from surefoot.guard.audit import Audit
 from surefoot.guard.state import TrainState
 from surefoot.monitor import detectors
-from surefoot.monitor.canary import hear
+from surefoot.monitor.canary import hear, margin_of
 from surefoot.monitor.spikes import NUM_REBOUND, follow, open_watch, outcome, rebound
 
 _TELL_EVERY_STEPS = 100
@@ -112,7 +112,7 @@ class Monitoring:
             return None
         excess = max((_excess(finding) for finding in self._findings), default=0.0)
         share = _SHARE_OF_EXCESS * excess if excess > 0.0 else _SHARE_OF_LOSS * best
-        return not told.loss <= best + max(share, self._config.canary.margin_nats)
+        return not told.loss <= best + max(share, margin_of(self._state.monitor.canary, self._config.canary))
 
     def worth_telling(self, findings: Sequence[Finding], *, step: int) -> list[Finding]:
         """Local. Without what the same rule said a moment ago; what asks for action is always told."""
