@@ -7,6 +7,7 @@ The campaign draws every fault ten times and prints what became of each:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from surefoot.core.sections import HealSection, RunConfig
 from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.metrics import read_steps
 from tests.ranks.conftest import WarmParent
-from tests.ranks.injections.bench import Bench, entries_of, final_digest
-from tests.ranks.injections.drawing import KINDS, Case, draw
+from tests.ranks.injections.bench import Bench, digest_at, entries_of
+from tests.ranks.injections.drawing import AT_REST, KINDS, Case, draw
 from tests.ranks.injections.faults import Kind
 from tests.ranks.injections.outcomes import Outcome, table
 from tests.ranks.injections.runs import NUM_SHORT_STEPS, NUM_STEPS, End
 
 _SEED = 1
+_NUM_DRAWN = 10
+_MOST_INCONCLUSIVE = 2
+_LOW_BITS = 4
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +34,24 @@ def bench(warm_parent: WarmParent, tmp_path_factory: pytest.TempPathFactory) -> 
     return Bench(warm_parent, tmp_path_factory.mktemp("injections"))
 
 
-_NUM_DRAWN = 10
-_MOST_INCONCLUSIVE = 2
-_LOW_BITS = 4
+OVER: Mapping[Kind, tuple[int, int]] = {
+    "flipped-parameter-bit": AT_REST,
+    "nan-in-an-atom": (62, 75),
+    "flipped-gradient-bit": (78, 98),
+    "rate-not-as-told": (162, 172),
+}
+"""Faults that share a run, each in steps of its own."""
 
 
 def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Bench) -> None:
-    windows: dict[Kind, tuple[int, int]] = {
-        "nan-in-an-atom": (22, 38),
-        "flipped-gradient-bit": (45, 58),
-        "flipped-parameter-bit": (82, 98),
-        "rate-not-as-told": (165, 180),
-    }
-    cases = [replace(draw(kind, seed=_SEED, data=bench.data, window=window), num_steps=NUM_STEPS) for kind, window in windows.items()]
-    for outcome in shown(bench.outcomes(cases)):
+    outcomes = shown(bench.outcomes(over(bench)))
+    for outcome in outcomes:
         assert outcome.is_named_rightly, outcome.line()
         assert outcome.healed == "the same bits", outcome.line()
+
+
+def over(bench: Bench) -> tuple[Case, ...]:
+    return tuple(replace(draw(kind, seed=_SEED, data=bench.data, window=window), num_steps=NUM_STEPS) for kind, window in OVER.items())
 
 
 def test_samples_that_are_ill_are_skipped_and_the_loss_is_that_of_clean_runs(bench: Bench) -> None:
@@ -80,7 +86,7 @@ def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Be
 
 
 def test_an_episode_goes_from_the_state_over_the_ranks_to_the_data(bench: Bench) -> None:
-    case = draw("nan-of-a-sample", seed=_SEED, data=bench.data)
+    case = replace(draw("nan-of-a-sample", seed=_SEED, data=bench.data, window=AT_REST), num_steps=NUM_SHORT_STEPS)
     heal = HealSection(recheck=False, rules=(("nonfinite", "rollback"),))
     config = replace(case.config(bench.data, bench.run_dir()), heal=heal)
     assert bench.run(config, [case.fault]) == End(0)
@@ -113,7 +119,7 @@ def test_the_second_line_lowers_the_rate_from_the_roll_back_on_and_is_no_differe
 
 def test_windows_survive_a_kill(bench: Bench) -> None:
     case = draw("shuffled-tokens", seed=_SEED, data=bench.data)
-    undisturbed, _ = bench.run_of(case)
+    undisturbed, _ = bench.together((case,))
     config = case.config(bench.data, bench.run_dir())
     bench.crash(config, step=case.fault.step - 3)
     assert bench.run(config) == End(0)
@@ -121,32 +127,29 @@ def test_windows_survive_a_kill(bench: Bench) -> None:
     assert 0 < resumed_from < case.fault.step
     assert findings_of(config, since=resumed_from, attempt=2) == findings_of(undisturbed, since=resumed_from, attempt=1)
     assert any(rule == "outlier_loss" for _, rule, *_ in findings_of(config, since=resumed_from, attempt=2))
-    assert final_digest(config) == final_digest(undisturbed)
+    assert digest_at(config, NUM_STEPS) == digest_at(undisturbed, NUM_STEPS)
 
 
-def test_an_episode_survives_a_kill(bench: Bench) -> None:
-    flip = draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36))
-    undisturbed, end = bench.run_of(flip)
-    assert end == End(0)
-    config = flip.config(bench.data, bench.run_dir())
+def test_an_episode_and_the_count_of_roll_backs_survive_a_kill(bench: Bench) -> None:
+    flip, undisturbed = over(bench)[0], bench.together(over(bench))[0]
+    config = replace(flip, num_steps=NUM_SHORT_STEPS).config(bench.data, bench.run_dir())
+    config = replace(config, heal=replace(config.heal, max_rollbacks=1))
     bench.crash(config, step=50, saved=20, faults=[flip.fault])  # gone back from step 41 to step 20, and watched until step 61
     events = [entry.event for entry in entries_of(config)]
     assert ("episode.opened" in events, "episode.diagnosed" in events) == (True, False)
-    assert bench.run(config) == End(0)
-    assert diagnoses(config) == diagnoses(undisturbed)
-    assert len(diagnoses(config)) == 1
-    assert final_digest(config) == final_digest(undisturbed) == final_digest(bench.clean(num_steps=NUM_SHORT_STEPS))
-
-
-def test_roll_backs_stay_counted_over_a_roll_back_and_a_kill(bench: Bench) -> None:
-    flip = draw("flipped-parameter-bit", seed=_SEED, data=bench.data, window=(24, 36))
-    config = flip.config(bench.data, bench.run_dir())
-    config = replace(config, heal=replace(config.heal, max_rollbacks=1))
-    bench.crash(config, step=62, saved=20, faults=[flip.fault])  # the first one is over at step 61: its roll-back helped
-    assert len(diagnoses(config)) == 1
-    assert bench.run(config, [replace(flip.fault, step=64)]) == End(6)
+    again = replace(flip.fault, step=64)
+    assert bench.run(config, [again]) == End(6)
+    assert diagnoses(config) == diagnoses(undisturbed)[:1]
+    same = slice(0, again.step - 1)
+    assert losses_of(config)[same] == losses_of(undisturbed)[same]
     assert [entry.rule for entry in entries_of(config) if entry.event == "run.paused"] == ["rollback_budget"]
     assert len([entry for entry in entries_of(config) if entry.event == "run.rolled_back"]) == 1
+
+
+def losses_of(config: RunConfig) -> list[float]:
+    """By step, of the newest attempt that made it."""
+    by_step = {row["step"]: float(row["loss"]) for row in read_steps(Path(config.run.dir)).to_pylist()}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def findings_of(config: RunConfig, *, since: int, attempt: int) -> list[tuple[int, str, str, object]]:
@@ -179,10 +182,9 @@ def test_campaign(kind: Kind, bench: Bench) -> None:
 
 
 def may_vanish(outcome: Outcome) -> bool:
-    """The lowest bits of a weight at rest may be rounded away by the updates before the next audit: then no two replicas differ any more."""
-    return (
-        outcome.case.fault.kind == "flipped-parameter-bit" and outcome.case.fault.bit < _LOW_BITS and outcome.healed == "within the spread"
-    )
+    """The lowest bits of a weight at rest are rounded away by updates, before an audit at times: then replicas are alike again."""
+    fault = outcome.case.fault
+    return fault.kind == "flipped-parameter-bit" and fault.bit < _LOW_BITS and outcome.healed == "within the spread"
 
 
 def ended_as_it_should(outcome: Outcome) -> bool:

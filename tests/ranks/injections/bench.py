@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.clean_runs import acted_on
 
 from surefoot.core.records import LedgerEntry
-from surefoot.core.sections import RunConfig
+from surefoot.core.sections import ParallelSection, RunConfig
 from surefoot.observe.ledger import read_ledger
 from surefoot.observe.metrics import read_steps
 from tests.ranks.conftest import RanksFailed, WarmParent
@@ -19,10 +20,10 @@ from tests.ranks.injections.corpus import prepare_corpus
 from tests.ranks.injections.drawing import Case
 from tests.ranks.injections.faults import Fault
 from tests.ranks.injections.outcomes import Outcome, outcome_of, refused
-from tests.ranks.injections.runs import NUM_RANKS, SAVE_STEPS, End, config_of, injected
+from tests.ranks.injections.runs import NUM_RANKS, SAVE_STEPS, End, config_of, each_alone, injected
 
 _LIMIT_S: Final = 110.0  # against a hang
-CLEAN_SEEDS: Final = (0, 1, 2)
+OTHER_SEEDS: Final = (1, 2)
 
 
 class Bench:
@@ -31,8 +32,7 @@ class Bench:
     def __init__(self, warm_parent: WarmParent, folder: Path) -> None:
         self._parent, self._folder = warm_parent, folder
         self._num_runs = 0
-        self._clean: dict[tuple[bool, int, int], RunConfig] = {}
-        self._ended: dict[Case, tuple[RunConfig, End]] = {}
+        self._ended: dict[tuple[Case, ...], tuple[RunConfig, End]] = {}
         self.data = prepare_corpus(folder)
 
     def run_dir(self) -> Path:
@@ -54,49 +54,56 @@ class Bench:
         with pytest.raises(RanksFailed, match="died"):
             self._parent.run(injected, NUM_RANKS, timeout_s=_LIMIT_S, init=False, kwargs=kwargs)
 
-    def clean(self, *, num_steps: int, sharded: bool = False, seed: int = 0) -> RunConfig:
-        """Of a run without a fault, which has ended, and which nothing acted on."""
-        key = (sharded, num_steps, seed)
-        if key not in self._clean:
-            config = config_of(self.data, self.run_dir(), sharded=sharded, seed=seed, num_steps=num_steps)
-            assert self.run(config) == End(0)
-            assert not acted_on(entries_of(config))
-            self._clean[key] = config
-        return self._clean[key]
+    @cached_property
+    def clean(self) -> RunConfig:
+        """Of a run without a fault, which has ended, and which nothing acted on. Shorter ones are its beginning."""
+        config = config_of(self.data, self.run_dir())
+        assert self.run(config) == End(0)
+        assert not acted_on(entries_of(config))
+        return config
+
+    @cached_property
+    def clean_ones(self) -> list[RunConfig]:
+        """Of three seeds: the others on one rank each, which changes the last digits of sums."""
+        others = [config_of(self.data, self.run_dir(), seed=seed) for seed in OTHER_SEEDS]
+        alone = [replace(config, parallel=ParallelSection()) for config in others]
+        ends = self._parent.run(each_alone, len(alone), timeout_s=_LIMIT_S, init=False, kwargs={"configs": alone})
+        assert ends == [End(0)] * len(alone)
+        assert not any(acted_on(entries_of(config)) for config in alone)
+        return [self.clean, *alone]
+
+    def together(self, cases: tuple[Case, ...]) -> tuple[RunConfig, End]:
+        """A run with all these faults, once."""
+        if cases not in self._ended:
+            config = cases[-1].config(self.data, self.run_dir())
+            if any(case.fault.kind == "lost-moments" for case in cases):
+                self.crash(config, step=cases[-1].fault.step)
+            self._ended[cases] = config, self.run(config, [case.fault for case in cases])
+        return self._ended[cases]
 
     def outcomes(self, cases: Sequence[Case]) -> list[Outcome]:
-        """Of faults that share a run, in the order of their steps."""
-        config = replace(cases[-1], num_steps=max(case.num_steps for case in cases)).config(self.data, self.run_dir())
-        end = self.run(config, [case.fault for case in cases])
+        """Of faults that share a run, in the order of their steps; the config is that of the last."""
+        config, end = self.together(tuple(cases))
         entries, untils = entries_of(config), [*(case.first_step for case in cases[1:]), None]
         found = [outcome_of(case, entries, exit_code=end.exit_code, until_step=until) for case, until in zip(cases, untils, strict=True)]
         return [self.with_health(outcome, config) for outcome in found]
 
     def outcome(self, case: Case) -> Outcome:
         """Of a fault in a run of its own."""
-        config, end = self.run_of(case)
         if case.fault.kind == "other-seed":
+            _, end = self.together((case,))
             return refused(case, end.error, exit_code=end.exit_code)
-        return self.with_health(outcome_of(case, entries_of(config), exit_code=end.exit_code), config)
-
-    def run_of(self, case: Case) -> tuple[RunConfig, End]:
-        """A run with this fault alone, once for each case."""
-        if case not in self._ended:
-            config = case.config(self.data, self.run_dir())
-            if case.fault.kind == "lost-moments":
-                self.crash(config, step=case.fault.step)
-            self._ended[case] = config, self.run(config, [case.fault])
-        return self._ended[case]
+        return self.outcomes([case])[0]
 
     def with_health(self, outcome: Outcome, config: RunConfig) -> Outcome:
         """With what the run ended as, beside those without a fault."""
         if outcome.exit_code:
             return outcome
-        num_steps, case = config.train.num_steps, outcome.case
-        if final_digest(config) == final_digest(self.clean(num_steps=num_steps, sharded=case.sharded)):
+        step = config.train.num_steps
+        if digest_at(config, step) == digest_at(self.clean, step):
             return replace(outcome, healed="the same bits")
-        losses = [final_loss(self.clean(num_steps=num_steps, seed=seed)) for seed in CLEAN_SEEDS]
-        loss, highest = final_loss(config), max(losses) + (max(losses) - min(losses))
+        losses = [loss_at(clean, step) for clean in self.clean_ones]
+        loss, highest = loss_at(config, step), max(losses) + (max(losses) - min(losses))
         return replace(outcome, healed="within the spread" if loss <= highest else f"loss {loss:.4f}, clean ones up to {max(losses):.4f}")
 
 
@@ -104,10 +111,13 @@ def entries_of(config: RunConfig) -> list[LedgerEntry]:
     return read_ledger(Path(config.run.dir) / "ledger.jsonl")
 
 
-def final_digest(config: RunConfig) -> str:
-    return next(str(entry.fields["state_digest"]) for entry in reversed(entries_of(config)) if entry.event == "run.finished")
+def digest_at(config: RunConfig, step: int) -> str:
+    """Of the newest checkpoint of a step: of weights and moments, whatever the number of ranks."""
+    saved = [entry for entry in entries_of(config) if entry.event == "checkpoint.committed" and entry.fields["step"] == step]
+    return str(saved[-1].fields["state_digest"])
 
 
-def final_loss(config: RunConfig) -> float:
-    """Held-out, after the last step."""
-    return float(read_steps(Path(config.run.dir), newest=1).to_pylist()[-1]["val_loss"])
+def loss_at(config: RunConfig, step: int) -> float:
+    """Held-out, after a step."""
+    (row,) = read_steps(Path(config.run.dir), steps=range(step, step + 1)).to_pylist()[-1:]
+    return float(row["val_loss"])

@@ -19,10 +19,12 @@ Cause = Literal["data", "state", "hardware", "schedule", "config"]
 Window = tuple[int, int]
 """The first and the last step that a fault may begin in."""
 
-SETTLED: Final[Window] = (165, 200)
+SETTLED: Final[Window] = (165, 188)
 """The loss has been even for long enough, and what follows still shows in the rest of the run."""
 EARLY: Final[Window] = (42, 56)
 """For faults that no statistic of many steps is needed for: two checkpoints are there, and an episode ends before the run."""
+AT_REST: Final[Window] = (22, 38)
+"""For what an audit at step 40 finds and 20 steps of a replay clear up, within a short run."""
 AFTER_CANARY: Final[Window] = (110, 160)
 """Behind the steep start, in which a step that is skipped costs more than seeds differ by."""
 POISONS: Final[Mapping[Kind, str]] = {"repeated-bytes": "repeated", "shuffled-tokens": "shuffled"}
@@ -59,9 +61,9 @@ class Case:
 
 def draw(kind: Kind, *, seed: int, data: Path, window: Window | None = None, company: Case | None = None) -> Case:
     """The same case for the same arguments. `company` is a case that shares the run."""
-    late = {"nan-of-a-sample": AFTER_CANARY, **dict.fromkeys(POISONS, SETTLED)}
+    late: dict[Kind, Window] = {"nan-of-a-sample": AFTER_CANARY, **dict.fromkeys(POISONS, SETTLED)}
     num_steps = NUM_STEPS if kind in late else NUM_SHORT_STEPS
-    window = window or late.get(kind, EARLY)
+    window = window or late.get(kind, AT_REST if kind == "flipped-parameter-bit" else EARLY)
     return replace(_draw(kind, seed=seed, data=data, window=window, company=company), num_steps=num_steps)
 
 

@@ -60,7 +60,7 @@ class Injection:
         self._fault, self._parts, self._guard = fault, parts, guard
         self._is_here = fault.rank in (-1, parts.world.rank)
         self._is_spent = self._holds_row = False
-        self._newest_step = 0
+        self._newest_step = self._begun_step = 0
         if self._is_here or fault.kind == "nan-of-a-sample":
             self._hook()
 
@@ -70,6 +70,7 @@ class Injection:
         if fault.step <= self._newest_step and self._step <= self._newest_step and not fault.lasts:
             self._is_spent = True
         self._newest_step = max(self._newest_step, self._step)
+        self._begun_step = self._step
         if fault.kind == "rate-as-told" and self._rate_is_wrong:
             wrong = replace(parts.config.optimizer, lr=parts.config.optimizer.lr * LR_FACTOR)
             return replace(parts, config=replace(parts.config, optimizer=wrong))
@@ -88,8 +89,8 @@ class Injection:
 
     @property
     def _strikes(self) -> bool:
-        """Once, on the rank and in the step that were drawn."""
-        if self._is_spent or not self._is_here or self._step != self._fault.step:
+        """Once, on the rank and in the step that were drawn; not in an audit, which computes atoms between two steps."""
+        if self._is_spent or not self._is_here or self._begun_step != self._fault.step:
             return False
         self._is_spent = True
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +33,8 @@ from tests.ranks.injections.faults import Fault, Injection, config_of_rank, lose
 
 NUM_RANKS: Final = 3
 SEQ_LEN: Final = 128
-NUM_STEPS: Final = 220
-NUM_SHORT_STEPS: Final = 84
+NUM_STEPS: Final = 200
+NUM_SHORT_STEPS: Final = 80
 SAVE_STEPS: Final = 20
 
 
@@ -52,7 +53,9 @@ def config_of(
         run=RunSection(name="injected", dir=str(run_dir), seed=seed),
         data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(poison)),
         model=ModelSection(num_layers=2, d_model=32, num_heads=2),
-        train=TrainSection(num_steps=num_steps, global_batch_size=6, micro_batch_size=2, eval_interval_steps=0, eval_num_samples=96),
+        train=TrainSection(
+            num_steps=num_steps, global_batch_size=6, micro_batch_size=2, eval_interval_steps=NUM_SHORT_STEPS, eval_num_samples=96
+        ),
         optimizer=OptimizerSection(lr=1e-2),
         schedule=ScheduleSection(kind="constant", warmup_steps=20),
         parallel=ParallelSection(dp_shard=NUM_RANKS) if sharded else ParallelSection(dp_replicate=NUM_RANKS),
@@ -97,6 +100,12 @@ def injected(*, rank: int, world_size: int, config: RunConfig, faults: tuple[Fau
     except SurefootError as error:
         return End(error.exit_code, str(error))
     return End(0)
+
+
+def each_alone(*, rank: int, world_size: int, configs: Sequence[RunConfig]) -> End:
+    """Local. As many runs as ranks, at the same time: each on its own rank alone."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return injected(rank=0, world_size=1, config=configs[rank])
 
 
 def _await_published(root: Path, *, step: int) -> None:
