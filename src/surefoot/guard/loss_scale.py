@@ -15,35 +15,46 @@ _MINIMUM = 2.0**-14
 
 
 class TorchScaler:
-    """Moves a GradScaler by its own factors and interval, through its state: its `update` asks for gradients that it looked at itself."""
+    """Moves a GradScaler by its own factors and interval, through its state: its `update` asks for gradients that it looked at itself.
+
+    What it holds is read once, and kept on the host from then on: its scale lies on the device, where each look would wait for the
+    computation, and nobody else moves it.
+    """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self._scaler = scaler
+        self._state: dict[str, Any] = {}
 
     @property
     def scale(self) -> float:
-        return float(self._scaler.get_scale())
+        return float(self._known()["scale"])
 
     @property
     def at_minimum(self) -> bool:
         return self.scale <= _MINIMUM
 
     def update(self, *, overflowed: bool) -> None:
-        state = self._scaler.state_dict()
+        state = self._known()
         if overflowed:
             moved = {"scale": max(state["scale"] * state["backoff_factor"], min(state["scale"], _MINIMUM)), "_growth_tracker": 0}
         elif state["_growth_tracker"] + 1 < state["growth_interval"]:
             moved = {"_growth_tracker": state["_growth_tracker"] + 1}
         else:
             moved = {"scale": state["scale"] * state["growth_factor"], "_growth_tracker": 0}
-        self._scaler.load_state_dict(state | moved)
+        self.load_state_dict(state | moved)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._scaler.state_dict()
+        return dict(self._known())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict:
             self._scaler.load_state_dict(state_dict)
+            self._state = dict(state_dict)
+
+    def _known(self) -> dict[str, Any]:
+        if not self._state:
+            self._state = self._scaler.state_dict()
+        return self._state
 
 
 def loss_scaler(given: LossScaler | torch.amp.GradScaler | None, config: RunConfig) -> LossScaler | None:

@@ -15,6 +15,8 @@ from surefoot.model.mup import attention_scale
 from surefoot.model.precision import at_least_float32
 from surefoot.model.rope import rotate
 
+_MAX_SCORES = 1 << 23  # elements of one product of queries and keys that is made for a look: 32 MiB
+
 Keys = tuple[torch.Tensor, torch.Tensor]
 """doc_ids_BT and index_T of keys: their documents, and where in the sequence they are. Their order means nothing."""
 
@@ -60,10 +62,8 @@ class CoreAttention(nn.Module):
         self, q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         """logit_K: the largest, before a soft-cap, of the query heads that share each key head, at the query positions `rows` alone."""
-        scale = self.scale or q_BHSE.shape[-1] ** -0.5
-        q_BKGSE = torch.unflatten(q_BHSE[:, :, rows], 1, (k_BKTE.shape[1], -1))
-        logits_BKGST = at_least_float32(q_BKGSE @ k_BKTE[:, :, None].transpose(-1, -2).type_as(q_BKGSE)) * scale
-        return logits_BKGST.masked_fill(~mask_B1ST[:, :, None, rows], -torch.inf).amax(dim=(0, 2, 3, 4))
+        largest_BH = largest_logits(q_BHSE[:, :, rows], k_BKTE, mask_B1ST=mask_B1ST[:, :, rows], scale=self.scale)
+        return torch.unflatten(largest_BH, 1, (k_BKTE.shape[1], -1)).amax(dim=(0, 2))
 
 
 class Attention(nn.Module):
@@ -95,6 +95,24 @@ class Attention(nn.Module):
         out_BHSE = self.core(q_BHSE, k_BKTE, v_BKTE, mask_B1ST=mask_B1ST)
         out_BSD: torch.Tensor = self.wo(out_BHSE.transpose(1, 2).flatten(2))
         return out_BSD
+
+
+def largest_logits(q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """Local. largest_BH, float32: of q k / sqrt(E), or times `scale`, where the mask allows. Head by head, so that it fits."""
+    group, num_queries = q_BHSE.shape[1] // k_BKTE.shape[1], q_BHSE.shape[2]
+    factor = scale if scale is not None else q_BHSE.shape[-1] ** -0.5
+    at_once = max(1, _MAX_SCORES // max(1, q_BHSE.shape[0] * k_BKTE.shape[2]))
+    heads = []
+    with torch.autocast(q_BHSE.device.type, enabled=False):
+        for head in range(q_BHSE.shape[1]):
+            keys_BET = k_BKTE[:, head // group].float().transpose(1, 2)
+            found_B = torch.full(q_BHSE.shape[:1], -torch.inf, device=q_BHSE.device)
+            for first in range(0, num_queries, at_once):
+                scores_BST = (q_BHSE[:, head, first : first + at_once].float() @ keys_BET).mul_(factor)
+                scores_BST.masked_fill_(~mask_B1ST[:, 0, first : first + at_once], -torch.inf)
+                found_B = torch.maximum(found_B, scores_BST.amax(dim=(1, 2)))
+            heads.append(found_B)
+    return torch.stack(heads, dim=1)
 
 
 def _capped_attention(

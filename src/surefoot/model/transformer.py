@@ -21,6 +21,8 @@ from surefoot.model.rope import Rotary
 from surefoot.tensors.batch import IGNORED_LABEL
 from surefoot.tensors.cut_vocabulary import is_cut, reduce_log_z
 
+_MAX_LOGITS = 1 << 22  # looked at in one piece: 16 MiB in float32, and as much again
+
 
 class FeedForward(nn.Module):
     """SwiGLU (arXiv 2002.05202): w2(silu(w1 x) * w3 x). One product for w1 and w3 was measured: no faster on CPU."""
@@ -56,13 +58,20 @@ class Logits(nn.Identity):
     """What the logits come out of, so that they can be watched wherever the head is: a tied one is no module of its own."""
 
     def log_z(self, logits_BSV: torch.Tensor, *, rows: torch.Tensor) -> torch.Tensor:
-        """log_z_N of the positions `rows` of each sample. Collective over the ranks that the vocabulary is cut over."""
-        if is_cut(logits_BSV):
-            assert isinstance(logits_BSV, DTensor)
-            some_BSV = DTensor.from_local(logits_BSV.to_local()[:, rows], logits_BSV.device_mesh, logits_BSV.placements)
-            log_z_N, _ = reduce_log_z(some_BSV, rows.new_full((some_BSV.shape[0] * len(rows),), IGNORED_LABEL))
-            return log_z_N
-        return torch.logsumexp(at_least_float32(logits_BSV[:, rows].flatten(0, 1)), dim=-1)
+        """log_z_N of the positions `rows` of each sample, in pieces that fit. Collective over the ranks that the vocabulary is cut over."""
+        # In float32 all of them would take hundreds of megabytes of a large vocabulary. It is cut evenly, so ranks take as many at once.
+        at_once = max(1, _MAX_LOGITS // max(1, logits_BSV.shape[0] * logits_BSV.shape[2]))
+        return torch.cat([_log_z(logits_BSV, some) for some in torch.split(rows, at_once)])
+
+
+def _log_z(logits_BSV: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Collective over the ranks that the vocabulary is cut over."""
+    if is_cut(logits_BSV):
+        assert isinstance(logits_BSV, DTensor)
+        some_BSV = DTensor.from_local(logits_BSV.to_local()[:, rows], logits_BSV.device_mesh, logits_BSV.placements)
+        log_z_N, _ = reduce_log_z(some_BSV, rows.new_full((some_BSV.shape[0] * len(rows),), IGNORED_LABEL))
+        return log_z_N
+    return torch.logsumexp(at_least_float32(logits_BSV[:, rows].flatten(0, 1)), dim=-1)
 
 
 class Transformer(nn.Module):

@@ -7,7 +7,7 @@ repeated in the backward does not go through the hooks of a block, and what happ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +21,9 @@ from surefoot.monitor.vector import Layout
 
 NUM_ROWS = 64
 """Positions of a sequence that attention logits and log Z are taken at: the fused kernels give neither."""
+
+CHUNK_ELEMENTS = 1 << 20
+"""Of a tensor at a time: what looking needs beside it is some 20 bytes for each, so 20 MiB, however large the tensor is."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -38,7 +41,7 @@ class ShowsLogits(Protocol):
 
 @runtime_checkable
 class MakesLogits(Protocol):
-    """A module that the logits of the model come out of. `log_z` is collective where they are cut over ranks."""
+    """A module that the logits of the model come out of. `log_z` is collective where they are cut over ranks, and bounds its memory."""
 
     def log_z(self, logits_BSV: torch.Tensor, *, rows: torch.Tensor) -> torch.Tensor: ...
 
@@ -134,12 +137,13 @@ class Probes:
         self._add("log_z_sum:head", log_z.sum())
 
     def _note_activations(self, leaving: torch.Tensor, block: str) -> None:
-        sizes = leaving.flatten().to(torch.promote_types(leaving.dtype, torch.float32)).abs()
-        squares = sizes.square()
-        values = (sizes.new_tensor(sizes.numel()), squares.sum(), squares.dot(squares), *_shares(sizes, self._narrow or leaving.dtype))
-        for kind, value in zip(ACTIVATION_SUMS, (*values, (~sizes.isfinite()).sum()), strict=True):
-            self._add(f"{kind}:{block}", value)
-        self._raise(f"act_max:{block}", sizes.max())
+        for chunk in _chunks(leaving):
+            sizes = chunk.to(torch.promote_types(chunk.dtype, torch.float32)).abs()
+            squares = sizes.square()
+            values = (sizes.new_tensor(sizes.numel()), squares.sum(), squares.dot(squares), *_shares(sizes, self._narrow or chunk.dtype))
+            for kind, value in zip(ACTIVATION_SUMS, (*values, (~sizes.isfinite()).sum()), strict=True):
+                self._add(f"{kind}:{block}", value)
+            self._raise(f"act_max:{block}", sizes.max())
 
     def _note_logits(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(module, ShowsLogits)
@@ -166,8 +170,10 @@ def gradient_values(
     rows = []
     for parameter in parameters:
         assert parameter.grad is not None  # that is why it is counted
-        sizes = local_part(parameter.grad).abs()
-        rows.append(torch.stack((sizes.new_tensor(sizes.numel()).double(), *(n.double() for n in _shares(sizes, narrow or sizes.dtype)))))
+        gradient = local_part(parameter.grad)
+        shares = [torch.stack(_shares(chunk.abs(), narrow or chunk.dtype)) for chunk in _chunks(gradient)]
+        num_each = torch.stack(shares).sum(dim=0) if shares else torch.zeros(3, dtype=torch.int64, device=gradient.device)
+        rows.append(torch.cat((num_each.new_tensor([gradient.numel()]), num_each)).double())
     return _by_group(rows, groups=groups, num_groups=num_groups, num_kinds=len(GRADIENT_SUMS), device=device)
 
 
@@ -191,6 +197,16 @@ def _by_group(
         return torch.zeros(num_kinds * num_groups, dtype=torch.float64, device=device)
     values_KT = torch.stack(list(rows), dim=1)
     return torch.cat([group_sums(values_T, groups=groups, num_groups=num_groups) for values_T in values_KT])
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All elements, flat, at most `CHUNK_ELEMENTS` at a time; of one whose elements do not lie in a row, no more than that is copied."""
+    if tensor.is_contiguous() or tensor.numel() <= CHUNK_ELEMENTS:
+        yield from torch.split(tensor.reshape(-1), CHUNK_ELEMENTS) if tensor.numel() else ()
+        return
+    length = CHUNK_ELEMENTS // (tensor.numel() // tensor.shape[0])
+    for part in torch.split(tensor, max(1, length)):
+        yield from _chunks(part if length else part[0])
 
 
 def _shares(sizes: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -65,8 +65,9 @@ class Gauges:
         self._squares.clear()
 
     def note_contribution(self, flat: torch.Tensor) -> None:
-        """Local. `flat` is about to be reduced. What is not finite makes the norm so."""
-        self._squares.append(torch.linalg.vector_norm(flat).to(torch.float64).square())
+        """Local. `flat` is about to be reduced. What is not finite makes the norm so; float16 alone would overflow at 65,504."""
+        dtype = torch.promote_types(flat.dtype, torch.float32)
+        self._squares.append(torch.linalg.vector_norm(flat, dtype=dtype).to(torch.float64).square())
 
     def note_launch(self) -> None:
         """Local. A reduction that goes on beside the backward was begun, maybe the last: what the backward lasts on is waiting for it."""

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from surefoot.model.attention import CoreAttention
+from surefoot.model.attention import CoreAttention, largest_logits
 from surefoot.parallel.running import Loss, Runner
 from surefoot.tensors.batch import PHANTOM_SAMPLE, Batch
 
 FORWARD, BACKWARD, PARAMETER = "forward output", "backward gradient", "parameter gradient"
-_MAX_SCORES = 1 << 24  # elements of one product of queries and keys at a time: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,21 +230,3 @@ def _take_logits(watch: Watch, name: str, core: CoreAttention, given: tuple[torc
     found = [(value, ids[rows[row]]) for value, row in zip(values.tolist(), indices.tolist(), strict=True)]
     before = watch.logits.setdefault((watch.step, name), found)
     watch.logits[watch.step, name] = [max(pair, key=lambda item: item[0]) for pair in zip(before, found, strict=True)]
-
-
-def largest_logits(q_BHSE: torch.Tensor, k_BKTE: torch.Tensor, *, mask_B1ST: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """Local. largest_BH, float32: of q k / sqrt(E), or times `scale`, where the mask allows. Head by head, so that it fits."""
-    group, num_queries = q_BHSE.shape[1] // k_BKTE.shape[1], q_BHSE.shape[2]
-    factor = scale if scale is not None else q_BHSE.shape[-1] ** -0.5
-    at_once = max(1, _MAX_SCORES // max(1, q_BHSE.shape[0] * k_BKTE.shape[2]))
-    heads = []
-    with torch.autocast(q_BHSE.device.type, enabled=False):
-        for head in range(q_BHSE.shape[1]):
-            keys_BET = k_BKTE[:, head // group].float().transpose(1, 2)
-            found_B = torch.full(q_BHSE.shape[:1], -torch.inf, device=q_BHSE.device)
-            for first in range(0, num_queries, at_once):
-                scores_BST = q_BHSE[:, head, first : first + at_once].float() @ keys_BET * factor
-                scores_BST.masked_fill_(~mask_B1ST[:, 0, first : first + at_once], -torch.inf)
-                found_B = torch.maximum(found_B, scores_BST.amax(dim=(1, 2)))
-            heads.append(found_B)
-    return torch.stack(heads, dim=1)

@@ -136,3 +136,17 @@ def test_a_scaler_is_refused_where_there_is_nothing_to_scale(tmp_path: Path) -> 
     disabled = torch.amp.GradScaler("cpu", enabled=False)
     config = replace(config_of(tmp_path, precision="bf16"), train=TrainSection(num_steps=2, precision="bf16"))
     assert [action for action, _ in train(config, disabled)[0]] == ["proceed"] * 2
+
+
+def test_the_scale_is_read_from_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = scaler_of()
+    given.scale(torch.ones(1))  # now it is a tensor
+    scaler = TorchScaler(given)
+    assert (scaler.scale, scaler.at_minimum) == (1024.0, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.amp.GradScaler, "get_scale", lambda _: pytest.fail("it was read again"))
+        for overflowed in (False, True, False, False, False, False):
+            scaler.update(overflowed=overflowed)
+        assert scaler.scale == 1024.0  # halved, and grown after four
+        assert scaler.state_dict()["_growth_tracker"] == 0
+    assert given.state_dict() == scaler.state_dict()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefoot.checkpoint.state import submodules_of
 from surefoot.core.sections import ModelSection
@@ -194,3 +195,59 @@ def test_every_key_head_has_a_group_and_every_group_one(num_key_heads: int) -> N
     groups = [head_group(head, num_key_heads) for head in range(num_key_heads)]
     assert sorted(set(groups)) == list(range(len(names)))
     assert groups == sorted(groups)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unannotated in torch
+    """The most elements of one tensor that was made, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # unannotated in torch
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not func.is_view:
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_look_takes_little_memory_whatever_the_size_and_the_layout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = torch.randn(4, 33, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    leaving[1, 2, 3] = 0.0
+    told = []
+    for chunk, output in ((1 << 20, leaving), (100, leaving), (100, leaving.transpose(0, 1).contiguous().transpose(0, 1))):
+        monkeypatch.setattr("surefoot.monitor.probes.CHUNK_ELEMENTS", chunk)
+        module = Passes()
+        probes = Probes(submodules_of(module), grouped={"layers.0.weight": "layers.0"}, narrow=None, head_part=(0, 1))
+        parameter = nn.Parameter(torch.zeros_like(output))
+        parameter.grad = output
+        probes.open()
+        with Largest() as largest:
+            of_gradient = gradient_values([parameter], groups=[0], num_groups=1, narrow=None, device=CPU)
+            module.layers[0](output)
+        assert largest.numel <= chunk
+        told.append((figures_of(probes), of_gradient.tolist()))
+    assert told[0][1] == told[1][1] == told[2][1]
+    for figures, _ in told[1:]:
+        assert figures == pytest.approx(told[0][0], rel=1e-5)
+    assert told[0][0]["act_zero:layers.0"] == 1 / leaving.numel()
+
+
+class Passes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Identity()])
+
+
+def test_logits_of_long_sequences_and_large_vocabularies_are_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for most in (1 << 22, 2 * 96 * 3):
+        monkeypatch.setattr("surefoot.model.attention._MAX_SCORES", most)
+        monkeypatch.setattr("surefoot.model.transformer._MAX_LOGITS", most)
+        model = model_of()
+        probes = probes_of(model)
+        probes.open()
+        loss_sum(model, batch_of())
+        told.append(figures_of(probes))
+    assert told[1] == pytest.approx(told[0], rel=1e-6)

@@ -165,3 +165,16 @@ def test_of_applied_rates_the_one_furthest_from_what_was_told_counts(told: tuple
 def test_an_order_is_heard_from_any_rank() -> None:
     assert not fold(torch.stack((words(HOST), words(HOST)))).order_requested
     assert fold(torch.stack((words(HOST), words(replace(HOST, flags=Flag.ORDER))))).order_requested
+
+
+def test_of_many_ranks_each_figure_stays_with_its_rank_and_sums_are_rounded_once() -> None:
+    hosts = [replace(HOST, num_live_tokens=rank, cpu_s=rank / 8, memory_bytes=rank) for rank in range(300)]
+    losses = [1e16, 1.0, -1e16, *(0.1 * rank for rank in range(297))]
+    signals = fold(
+        torch.stack([words(host, loss_sum=loss, local=rank**2) for rank, (host, loss) in enumerate(zip(hosts, losses, strict=True))])
+    )
+    assert [(part.rank, part.num_live_tokens, part.cpu_s, part.local_norm, part.memory_bytes) for part in signals.ranks] == [
+        (rank, rank, rank / 8, float(rank), rank) for rank in range(300)
+    ]
+    assert [part.loss_sum for part in signals.ranks] == losses
+    assert signals.loss == math.fsum(losses) / signals.num_live_tokens

@@ -70,10 +70,9 @@ def test_rows_read_back_as_they_were_written(tmp_path: Path, report: Report) -> 
     out.write(written)
     (row,) = read_steps(tmp_path).to_pylist()
     assert (row.pop("time_utc").isoformat(), row.pop("mono_s")) == ("2026-01-01T00:00:02.500000+00:00", 2.5)
-    as_read = {tuple: list, dict: lambda value: list(value.items())}
     values = {item.name: getattr(written, item.name) for item in fields(StepReport)}
     for name in ("rank_losses", "rank_tokens", "rank_norms", "group_norms", "update_ratios", "probes", "val_losses"):
-        values[name] = as_read[type(values[name])](values[name]) or None
+        values[name] = list(values[name].items() if isinstance(values[name], dict) else values[name]) or None
     assert row == values
     assert out.dropped == 0
 

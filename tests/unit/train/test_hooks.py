@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from surefoot.core.sections import ModelSection
+from surefoot.model.attention import largest_logits
 from surefoot.model.loss import loss_of
 from surefoot.model.transformer import Transformer
 from surefoot.parallel.running import Sequential
 from surefoot.tensors.batch import IGNORED_LABEL, PHANTOM_SAMPLE, Batch
-from surefoot.train.hooks import BACKWARD, FORWARD, PARAMETER, Watch, WatchedRunner, largest_logits, name_nonfinite, watch_logits
+from surefoot.train.hooks import BACKWARD, FORWARD, PARAMETER, Watch, WatchedRunner, name_nonfinite, watch_logits
 
 SECTION = ModelSection(num_layers=2, d_model=32, num_heads=4, num_kv_heads=2)
 VOCAB = 64
@@ -155,6 +156,6 @@ def test_largest_logits_are_those_of_the_whole_product(scale: float | None, monk
     scores_BHST = q_BHSE @ k_BKTE.repeat_interleave(2, dim=1).transpose(-1, -2) * (scale or 8**-0.5)
     wanted_BH = scores_BHST.masked_fill(~mask_B1ST, -torch.inf).amax(dim=(2, 3))
     assert torch.allclose(largest_logits(q_BHSE, k_BKTE, mask_B1ST=mask_B1ST, scale=scale), wanted_BH)
-    monkeypatch.setattr("surefoot.train.hooks._MAX_SCORES", 2 * 9 * 4)  # in pieces of four queries
+    monkeypatch.setattr("surefoot.model.attention._MAX_SCORES", 2 * 9 * 4)  # in pieces of four queries
     assert torch.allclose(largest_logits(q_BHSE, k_BKTE, mask_B1ST=mask_B1ST, scale=scale), wanted_BH)
     assert not torch.allclose(wanted_BH, scores_BHST.amax(dim=(2, 3)))  # the mask decides
