@@ -11,7 +11,10 @@ from surefoot.core.records import GradientBound, HeldOutLoss, Redo
 
 @runtime_checkable
 class DataPort(Protocol):
-    """Where the next batch comes from. The cursor is one small JSON object for the whole job, the same on all ranks."""
+    """Where the next batch comes from. The cursor is one small JSON object for the whole job, the same on all ranks.
+
+    After a restore and after a roll-back the guard calls `seek`, and the loop takes what `next` gives then: what was read ahead is gone.
+    """
 
     def __next__(self) -> Any: ...
 
@@ -121,7 +124,7 @@ class EvalPort(Protocol):
 
 @runtime_checkable
 class CanaryPort(EvalPort, Protocol):
-    """An EvalPort with a second frozen set, small enough to be asked often: the canary."""
+    """An EvalPort with a second frozen set, small enough to be asked often: the canary. Always the same samples, else its rise means nothing."""
 
     def canary(self) -> HeldOutLoss | None:
         """Collective over the world. As `held_out`, on the canary's samples."""

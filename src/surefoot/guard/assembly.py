@@ -16,6 +16,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, RecomputePort, Stateful
 from surefoot.core.sections import RunConfig
 from surefoot.guard.audit import Audit
+from surefoot.guard.capabilities import refuse_unfit
 from surefoot.guard.healing import Healer
 from surefoot.guard.instruments import Instruments
 from surefoot.guard.investigating import Investigation
@@ -95,6 +96,7 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
     if config.numerics.sums == "exact" and handed.numerics is None:
         what = "exact sums are made by our own training step, not by the guard around another loop"
         raise ConfigError(what, where="[numerics] sums", hint="leave it out")
+    _refuse_unfit(handed)  # before anything is written
     is_foreign = world is None  # our own loop hands over the world that it joined
     world = world or world_here(_device_of(handed.optimizer), collective_limit_s=config.launch.collective_limit_s)
     # Before anybody outside can see that this run is there, and sends it a signal.
@@ -187,6 +189,14 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
         times=StepTimes(clock),
         waits=DataWaits(config.monitor),
     )
+
+
+def _refuse_unfit(handed: Handed) -> None:
+    """Local. Raises ConfigError, as `refuse_unfit`."""
+    ports = {name: getattr(handed, name) for name in ("data", "evaluation", "numerics", "scaler", "gauges", "recompute")}
+    refuse_unfit(ports, handed.extra)
+    if not any(group["params"] for group in handed.optimizer.param_groups):
+        raise ConfigError("the optimizer has no parameters", where="Guard(optimizer=...)", hint="hand over the one that updates the model")
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:

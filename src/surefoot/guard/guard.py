@@ -33,13 +33,14 @@ from surefoot.core.records import (
 from surefoot.core.sections import RunConfig
 from surefoot.guard.assembly import Handed, bind
 from surefoot.guard.audit import bits_are_promised
-from surefoot.guard.capabilities import missing_capabilities
+from surefoot.guard.capabilities import NO_RATE, missing_capabilities
 from surefoot.guard.columns import signal_columns
 from surefoot.guard.judging import Measured
 from surefoot.guard.loss_scale import loss_scaler
 from surefoot.guard.quarantine import note_lost_shard
 from surefoot.guard.replay import Figures
 from surefoot.guard.script import Script
+from surefoot.heal.policy import BACK_OFF
 from surefoot.monitor.detectors import bound_by_hand
 from surefoot.monitor.windows import with_loss
 from surefoot.tensors.world import World
@@ -110,6 +111,7 @@ class Guard:
         self._action: Action | None = None
         self._leave: Leave | None = None
         self._restored = False
+        self._said_no_rate = False
 
     @property
     def step(self) -> int:
@@ -229,6 +231,9 @@ class Guard:
             self._run.times.add("save_s", self._run.saver.staged())  # an update must not meet a copy that is being taken
             self._run.judge.before_update()
         self._run.times.judged(measured, lr=rate)
+        if lr is None and self._run.is_foreign and not self._said_no_rate:
+            self._said_no_rate = True
+            self._run.recorder.say(f"not guarded: {NO_RATE}")
         return self._action
 
     def applied(self) -> None:
@@ -333,6 +338,10 @@ class Guard:
             self._leave = Leave(TrainingHalted.exit_code, action.reason)
         elif isinstance(action, SkipUpdate | Pause):
             recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
+        if isinstance(action, SkipUpdate) and (
+            action.rule != BACK_OFF or signals.loss_scale_at_minimum
+        ):  # a scale that is sought is no news
+            recorder.warn(f"step {state.step}: the update was skipped ({action.rule}): {action.reason}")
 
     def _settle(self, signals: Signals) -> str | None:
         """Collective over the save group when a save failed, else local. The id of what was agreed to be committed."""
@@ -372,12 +381,14 @@ class Guard:
 
     def _say_what_is_missing(self) -> None:
         missing = missing_capabilities(
+            self._run.config,
             model=self._run.state.model,
             data=self._run.state.data,
             evaluation=self._run.handed.evaluation,
             extra=self._run.state.extra,
             world_size=self._run.world.size,
             under_agent=self._run.place.under_agent,
+            can_redo=self._run.handed.can_redo,
             recompute=self._run.handed.recompute,
             gauges=self._run.handed.gauges,
             repeats_bits=bits_are_promised(self._run.world),

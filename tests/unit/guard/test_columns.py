@@ -111,6 +111,6 @@ class Points:
 def test_a_loop_on_several_ranks_without_gauges_is_told() -> None:
     for world_size, wanted in ((1, 0), (2, 1)):
         lines = missing_capabilities(
-            model=nn.Linear(2, 2), data=Points(), evaluation=None, extra={}, world_size=world_size, under_agent=False
+            RunConfig(), model=nn.Linear(2, 2), data=Points(), evaluation=None, extra={}, world_size=world_size, under_agent=False
         )
         assert sum(line.startswith("no rank's own gradient") for line in lines) == wanted

@@ -17,8 +17,8 @@ from surefoot.config import load_config
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError, Incompatible, SurefootError, TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.records import Leave
-from surefoot.core.sections import CheckpointSection, HealSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from surefoot.core.records import HeldOutLoss, Leave
+from surefoot.core.sections import AlertsSection, CheckpointSection, HealSection, OptimizerSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.guard.capabilities import missing_capabilities
 from surefoot.observe.ledger import Ledger, read_ledger
@@ -195,19 +195,87 @@ def test_leaving_is_falsy_and_going_on_is_not() -> None:
 
 def test_what_a_loop_goes_without_is_said_line_by_line() -> None:
     model = nn.Linear(2, 2)
-    lines = missing_capabilities(model=model, data=Points(), evaluation=None, extra={}, world_size=1, under_agent=False)
+    config = RunConfig(alerts=AlertsSection(command="true"))
+    lines = missing_capabilities(config, model=model, data=Points(), evaluation=None, extra={}, world_size=1, under_agent=False)
     assert [line.split(":")[0] for line in lines] == [
-        "no held-out loss",
+        "no held-out loss and no canary",
+        "an ill step is skipped at once",
+        "`surefoot replay` cannot do these steps again",
         "no document can be skipped, blocked or located",
-        "learning-rate schedules, scalers and averages are not saved",
+        "learning-rate schedules and averages are not saved",
         "nobody outside this process watches it",
+        "no alerts",
+    ]
+    able = missing_capabilities(
+        RunConfig(), model=model, data=Points(), evaluation=HeldOut(), extra={"a": model}, world_size=1, under_agent=True, can_redo=True
+    )
+    assert [line.split(":")[0].split(",")[0] for line in able] == [
+        "no canary",
+        "`surefoot replay` cannot do these steps again",
+        "no document can be skipped",
     ]
     has = {"model": model, "data": Points(), "evaluation": None, "extra": {}, "under_agent": True, "recompute": Recomputes()}
-    said = {repeats: missing_capabilities(**has, world_size=2, repeats_bits=repeats) for repeats in (True, False)}  # type: ignore[arg-type]
+    said = {repeats: missing_capabilities(RunConfig(), **has, world_size=2, repeats_bits=repeats) for repeats in (True, False)}  # type: ignore[arg-type]
     assert [line for line in said[False] if line not in said[True]] == [
         "a rank that computes wrongly is not found where nothing is replicated: kernels may give other bits each time "
         "(numerics.deterministic = false), so audits compare no gradient"
     ]
+
+
+class HeldOut:
+    def held_out(self) -> HeldOutLoss | None:
+        return None
+
+
+class Half:
+    """A port that somebody began."""
+
+    def next_sample(self) -> int:
+        return 0
+
+    def __next__(self) -> None: ...
+
+    def seek(self, cursor: Mapping[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handed", "says"),
+    [
+        ({"data": None}, r"data=.*NoneType has no method __next__ .*next_sample .*cursor .*seek "),
+        (
+            {"data": Half()},
+            r"data=...\): Half has no attribute or property next_sample \(the global index.*no method cursor \(one small.*docs/guard",
+        ),
+        ({"evaluation": Half()}, r"evaluation=.*Half has no method held_out"),
+        ({"recompute": Half()}, r"recompute=.*no method gradient_digest"),
+        ({"gauges": Half()}, r"gauges=.*no method begin.*squared_local_norm.*times_s"),
+        ({"scaler": Half()}, r"scaler=.*property scale .*at_minimum.*update.*state_dict"),
+        ({"extra": {"average": Half()}}, r"extra\['average'\]=.*no method state_dict.*load_state_dict"),
+    ],
+    ids=str,
+)
+def test_what_lacks_a_part_is_refused_before_anything_is_written(tmp_path: Path, handed: dict[str, Any], says: str) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=says):
+        Guard(config_of(tmp_path / "run"), **{"model": model, "optimizer": optimizer, "data": Points(), **handed})
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_optimizer_of_nothing_is_refused(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([{"params": []}], lr=0.1)
+    with pytest.raises(ConfigError, match="optimizer has no parameters"):
+        Guard(config_of(tmp_path / "run"), model=nn.Linear(8, 1), optimizer=optimizer, data=Points())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_skipped_step_is_said_and_that_no_rate_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "surefoot.progress")
+    Loop(config_of(tmp_path), sick=(7,)).run()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING" and "skipped" in record.getMessage()] == [
+        "step 7: the update was skipped (nonfinite): the gradient of 1 tensors is not finite"
+    ]
+    assert sum("judge is given no lr=" in record.getMessage() for record in caplog.records) == 1
 
 
 class Recomputes:
