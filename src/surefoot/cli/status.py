@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from surefoot.cli.trust import trust_word
 from surefoot.core import strict_json
 from surefoot.core.units import show_count, show_duration
 
@@ -64,7 +65,8 @@ def _checkpoint(answer: Mapping[str, Any]) -> str:
     checkpoint = answer["last_checkpoint"]
     if checkpoint is None:
         return "none yet"
-    state = f"{checkpoint['id']} ({checkpoint['rung']}{', suspect' if checkpoint['suspect'] else ''})  state {answer['state_digest']}"
+    word = trust_word(checkpoint["rung"], read_back=checkpoint["read_back"], damaged=checkpoint["damaged"])
+    state = f"{checkpoint['id']} ({word}{', suspect' if checkpoint['suspect'] else ''})  state {answer['state_digest']}"
     prover = answer["prover"]
     if prover["newest_loaded"] is None or not prover["lag_checkpoints"]:
         return state

@@ -216,7 +216,10 @@ def _prover(standing: Sequence[CheckpointRef]) -> dict[str, Any]:
 
 
 def _checkpoint(ref: CheckpointRef | None) -> dict[str, Any] | None:
-    return {"id": ref.id, "step": ref.step, "rung": ref.rung.value, "suspect": ref.suspect} if ref else None
+    if ref is None:
+        return None
+    looks = {"read_back": ref.read_back, "damaged": ref.damaged}
+    return {"id": ref.id, "step": ref.step, "rung": ref.rung.value, **looks, "suspect": ref.suspect}
 
 
 def _age_s(rows: Sequence[Row], *, now_utc: str) -> float | None:

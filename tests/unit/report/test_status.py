@@ -104,7 +104,8 @@ def test_a_live_run(run: Run) -> None:
     assert (status["run"], status["phase"], status["step"], status["attempt"], status["tokens"]) == ("quick", "step", 40, 1, 400)
     assert (status["loss"], status["val_loss"], status["verdict"], status["finished"]) == (pytest.approx(4.6), 4.9, "healthy", False)
     assert status["state_digest"] == "d-s21-a1"
-    assert status["last_checkpoint"] == {"id": "s21-a1", "step": 21, "rung": "committed", "suspect": False}
+    looks = {"read_back": False, "damaged": False}
+    assert status["last_checkpoint"] == {"id": "s21-a1", "step": 21, "rung": "committed", **looks, "suspect": False}
     assert (status["last_step_age_s"], status["eta_s"]) == (pytest.approx(3.0), pytest.approx(120.0))
     assert (status["goodput"], status["mfu"], status["last_exercised"]) == (None, None, None)
     assert (status["pid"], status["host"], status["num_restarts"]) == (os.getpid(), os.uname().nodename, 0)
