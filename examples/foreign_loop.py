@@ -60,7 +60,7 @@ def main() -> None:
             x, y = next(points)
             loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-            if guard.judge(loss, BATCH).proceeds:
+            if guard.judge(loss, BATCH, lr=config.optimizer.lr).proceeds:
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter.grad.mul_(guard.clip_scale)  # the mean over samples, clipped

@@ -124,7 +124,7 @@ class EvalPort(Protocol):
 
 @runtime_checkable
 class CanaryPort(EvalPort, Protocol):
-    """An EvalPort with a second frozen set, small enough to be asked often: the canary. Always the same samples, else its rise means nothing."""
+    """An EvalPort with a second frozen set, small enough to be asked often: the canary. Always the same samples."""
 
     def canary(self) -> HeldOutLoss | None:
         """Collective over the world. As `held_out`, on the canary's samples."""
