@@ -20,7 +20,7 @@ from tests.ranks.conftest import WarmParent
 from tests.ranks.injections.bench import Bench, digest_at, entries_of
 from tests.ranks.injections.drawing import AT_REST, KINDS, Case, draw
 from tests.ranks.injections.faults import Kind
-from tests.ranks.injections.outcomes import Outcome, table
+from tests.ranks.injections.outcomes import SAME_BITS, WORSE, Outcome, outcome_of, table
 from tests.ranks.injections.runs import NUM_SHORT_STEPS, NUM_STEPS, End
 
 _SEED = 1
@@ -47,7 +47,7 @@ def test_what_is_over_is_named_and_leaves_the_bits_of_a_run_without_it(bench: Be
     outcomes = shown(bench.outcomes(over(bench)))
     for outcome in outcomes:
         assert outcome.is_named_rightly, outcome.line()
-        assert outcome.healed == "the same bits", outcome.line()
+        assert outcome.healed == SAME_BITS, outcome.line()
 
 
 def over(bench: Bench) -> tuple[Case, ...]:
@@ -61,7 +61,7 @@ def test_samples_that_are_ill_are_skipped_and_the_loss_is_that_of_clean_runs(ben
     for outcome in shown([*bench.outcomes([not_a_number, repeated]), bench.outcome(shuffled)]):
         assert outcome.is_named_rightly, outcome.line()
         assert outcome.actions == ("skip",), outcome.line()
-        assert outcome.healed == "within the spread", outcome.line()
+        assert outcome.is_within_spread, outcome.line()
 
 
 @pytest.mark.parametrize("kind", ["biased-contribution", "rate-as-told", "other-seed"])
@@ -74,7 +74,7 @@ def test_what_stays_is_named_and_stops_the_run(kind: Kind, bench: Bench) -> None
 def test_moments_that_a_resume_lost_are_missed_and_an_older_checkpoint_has_them(bench: Bench) -> None:
     (outcome,) = shown([bench.outcome(draw("lost-moments", seed=_SEED, data=bench.data))])
     assert outcome.is_named_rightly, outcome.line()
-    assert outcome.healed == "the same bits", outcome.line()
+    assert outcome.healed == SAME_BITS, outcome.line()
 
 
 def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Bench) -> None:
@@ -83,6 +83,17 @@ def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Be
     assert outcome.is_named_rightly, outcome.line()
     assert outcome.actions.count("roll back") == 1, outcome.line()
     assert outcome.exit_code == 6, outcome.line()
+
+
+def test_a_wrong_rate_that_nobody_heals_leaves_a_worse_model(bench: Bench) -> None:
+    """The control: what is healed above does harm."""
+    case = draw("rate-not-as-told", seed=_SEED, data=bench.data)
+    config = replace(case.config(bench.data, bench.run_dir()), heal=HealSection(dry_run=True))
+    assert bench.run(config, [case.fault]) == End(0)
+    (outcome,) = shown([bench.with_health(outcome_of(case, entries_of(config), exit_code=0), config)])
+    assert outcome.is_caught
+    assert outcome.actions == ()
+    assert outcome.healed.startswith(WORSE)
 
 
 def test_an_episode_goes_from_the_state_over_the_ranks_to_the_data(bench: Bench) -> None:
@@ -184,7 +195,7 @@ def test_campaign(kind: Kind, bench: Bench) -> None:
 def may_vanish(outcome: Outcome) -> bool:
     """The lowest bits of a weight at rest are rounded away by updates, before an audit at times: then replicas are alike again."""
     fault = outcome.case.fault
-    return fault.kind == "flipped-parameter-bit" and fault.bit < _LOW_BITS and outcome.healed == "within the spread"
+    return fault.kind == "flipped-parameter-bit" and fault.bit < _LOW_BITS and outcome.is_within_spread
 
 
 def ended_as_it_should(outcome: Outcome) -> bool:
@@ -192,7 +203,7 @@ def ended_as_it_should(outcome: Outcome) -> bool:
     case: Case = outcome.case
     if case.exit_code or outcome.exit_code:
         return outcome.exit_code == (case.exit_code or 6)
-    return outcome.healed == "the same bits" or (outcome.healed == "within the spread" and (not case.same_bits or may_vanish(outcome)))
+    return outcome.healed == SAME_BITS or (outcome.is_within_spread and (not case.same_bits or may_vanish(outcome)))
 
 
 def shown(outcomes: list[Outcome]) -> list[Outcome]:

@@ -13,6 +13,7 @@ from tests.ranks.injections.drawing import Case
 
 _SEEN = (Event.ANOMALY_FOUND, Event.STEP_RECHECKED, Event.REPLAY_DIFFERED)
 _ADVISORY = "cusum"
+SAME_BITS, WITHIN, WORSE = "the same bits", "within the spread", "WORSE"
 _DONE = {
     Event.UPDATE_SKIPPED: "skip",
     Event.RUN_ROLLED_BACK: "roll back",
@@ -34,6 +35,10 @@ class Outcome:
     actions: tuple[str, ...] = ()
     exit_code: int = 0
     healed: str = ""
+
+    @property
+    def is_within_spread(self) -> bool:
+        return self.healed.startswith(WITHIN)
 
     @property
     def is_caught(self) -> bool:

@@ -54,7 +54,7 @@ def config_of(
         data=DataSection(path=str(data), seq_len=SEQ_LEN, sources=sources(poison)),
         model=ModelSection(num_layers=2, d_model=32, num_heads=2),
         train=TrainSection(
-            num_steps=num_steps, global_batch_size=6, micro_batch_size=2, eval_interval_steps=NUM_SHORT_STEPS, eval_num_samples=96
+            num_steps=num_steps, global_batch_size=6, micro_batch_size=2, eval_interval_steps=SAVE_STEPS, eval_num_samples=48
         ),
         optimizer=OptimizerSection(lr=1e-2),
         schedule=ScheduleSection(kind="constant", warmup_steps=20),
