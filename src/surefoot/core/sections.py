@@ -348,8 +348,8 @@ class MonitorSection:
     )
     data_wait_steps: int = setting(
         50,
-        "the newest steps that are looked at, and as many before them must have waited too: fewer would tell of single steps, and the first "
-        "one after a start reads everything anew",
+        "the newest steps that are looked at, and as many before them must have waited too: fewer would tell of single steps, and the "
+        "first one after a start reads everything anew",
         unit="steps",
         low=1,
         since=4,
