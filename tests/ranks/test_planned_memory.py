@@ -195,6 +195,7 @@ def check(rows: list[Row], ranks: list[list[Held]]) -> None:
             assert abs(value) <= TOLERANCE, f"{name} of {row} on rank {rank}: {value:+.1%}"
 
 
+@pytest.mark.campaign
 def test_six_models_hold_what_is_planned_under_four_layouts(run_ranks: RunRanks) -> None:
     rows = [Row(model, layout) for model, layout in itertools.product(MODELS, LAYOUTS)]
     rows += [Row("grouped", "shard2", "bf16"), Row("grouped", "tp2", "bf16"), Row("deep", "pp2-full"), Row("wide", "shard2-full")]

@@ -148,6 +148,7 @@ def reshard(run_ranks: RunRanks, tmp_path: Path, source: str, targets: list[str]
         assert verify(tmp_path / f"s{20 + number}-a1") == []
 
 
+@pytest.mark.campaign
 def test_each_stage_holds_its_own_part_only_and_the_checkpoint_is_of_the_whole(run_ranks: RunRanks, tmp_path: Path) -> None:
     ((_, num_tensors),) = run_ranks(save_as, 1, root=tmp_path / "one", section=SECTION, parallel=LAYOUTS["one"])
     stages = run_ranks(save_as, 2, root=tmp_path / "two", section=SECTION, parallel=LAYOUTS["pp2"])
