@@ -108,7 +108,7 @@ def test_a_killed_rank_is_told_once_and_a_receiver_that_is_down_stops_nothing(tm
         assert alert["where"].startswith("rank 1, step ")
         assert alert["action"].startswith("restart: ")
         assert alert["command"] == f"surefoot status {job.dir}"
-        assert alert["runbook"] == "docs/runbook.md#rank-lost"
+        assert alert["runbook"] == "runbook entry: rank-lost"
 
         receiver.close()
         job.kill_rank(0, generation=2)

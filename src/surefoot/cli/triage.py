@@ -55,11 +55,15 @@ def triage(
 
 
 def _symptoms(run_dir: Path, *, step: int | None, with_replay: bool, data: str) -> Answer:
-    from surefoot.cli.triage_facts import gather, read_entries
+    from surefoot.cli.triage_facts import furthest_step, gather, read_entries
     from surefoot.heal.triage import read_signs
     from surefoot.heal.triage_checks import symptom
 
     entries, notes = read_entries(run_dir)
+    if step is not None and step > (furthest := furthest_step(run_dir, entries)):
+        raise ConfigError(
+            f"the run has not reached step {step}", where="--step", hint=f"it reached step {furthest}", got=step, limit=furthest
+        )
     told = read_signs(entries, step=step)
     shown = replace(told, signs=told.signs[:MAX_SYMPTOMS])
     facts, more = gather(run_dir, shown, entries, data=data)
@@ -108,8 +112,12 @@ def _incident(run_dir: Path, incident: str, *, data: str) -> tuple[Answer, list[
 
 
 def _vendor(run_dir: Path, rank: int) -> tuple[Answer, list[str]]:
+    from surefoot.cli.triage_facts import num_ranks_ever, read_entries
     from surefoot.cli.vendor_file import write_vendor_file
 
+    if rank >= (num_ranks := num_ranks_ever(run_dir, read_entries(run_dir)[0])):
+        hint = f"it has ranks 0 to {num_ranks - 1}"
+        raise ConfigError(f"the run has no rank {rank}", where="--vendor", hint=hint, got=rank, limit=num_ranks - 1)
     file, paths = write_vendor_file(run_dir, rank)
     lines = [f"written: {', '.join(map(str, paths))}", *(f"  missing: {words}" for words in file.missing)]
     return {"run": str(run_dir), "vendor": file.as_json(), "files": [str(path) for path in paths]}, lines

@@ -12,19 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from surefoot.cli.run_steps import attempts_of, on_line
+from surefoot.cli.run_steps import Attempt, attempt_of, attempts_of, on_line
 from surefoot.config import load_config
 from surefoot.core import strict_json
 from surefoot.core.durable import write_atomic
-from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, SurefootError
+from surefoot.core.errors import CheckpointError, ConfigError, Corrupt, DataError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.core.sections import RunConfig
 from surefoot.heal.incident import INCIDENT_NAME, with_documents
-from surefoot.heal.triage import Check, Name, Signs, Told
+from surefoot.heal.triage import Check, Name, Signs, Told, step_of
 from surefoot.heal.triage_checks import DocumentLook, Facts
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
-from surefoot.observe.lineage import fold_counters
+from surefoot.observe.lineage import candidates, fold_lineage
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _ASKED_OF_DOCUMENTS: Final[tuple[Name, ...]] = ("spike", "nan", "occasional-nan"
 _MAX_LOOKS: Final = 3  # at the documents of so many steps: each reads the text of a thousand others to know what is usual
 _USUAL_DOCUMENTS: Final = 1000
 _ROWS_BEFORE: Final = 60
+_STARTS: Final = (Event.GENERATION_STARTED, Event.ATTEMPT_STARTED)
 _SAME_LR: Final = 4.0
 """A schedule that goes on moves the rate less than this from one step to the next, but for the first steps of a warm-up."""
 
@@ -56,17 +57,20 @@ def read_entries(run_dir: Path) -> tuple[list[LedgerEntry], list[str]]:
 def gather(run_dir: Path, told: Told, entries: Sequence[LedgerEntry], *, data: str) -> tuple[Facts, list[str]]:
     """The facts about `told`, and notes on what could not be had."""
     config, notes = _config(run_dir)
-    rows = _rows(run_dir, told.signs, entries)
+    rows, lineage = _rows(run_dir, told.signs, entries), fold_lineage(entries)
     facts = Facts(
         run=str(run_dir),
         entries=tuple(entries),
         rows=rows,
         num_ranks=config.parallel.num_ranks,
         audit_interval_steps=config.monitor.audit_interval_steps,
-        step=fold_counters(entries).step,
+        step=lineage.counters.step,
+        clean_step=min((ref.step for ref in candidates(lineage)), default=None),
+        is_stopped=_is_stopped(entries),
+        has_data=bool(config.data.path or notes),
         inventory={attempt: inventory(run_dir, attempt, entries, rows, data=data) for attempt in _rebounds(told.signs)},
     )
-    return replace(facts, documents=_documents(run_dir, told, data=data)), notes
+    return replace(facts, documents=_documents(run_dir, told, entries, data=data)), notes
 
 
 def inventory(
@@ -178,7 +182,7 @@ def _rows(run_dir: Path, signs: Sequence[Signs], entries: Sequence[LedgerEntry])
     return {int(row["step"]): row for row in on_line(chosen.to_pylist(), attempts_of(entries))}
 
 
-def _documents(run_dir: Path, told: Told, *, data: str) -> dict[int, DocumentLook]:
+def _documents(run_dir: Path, told: Told, entries: Sequence[LedgerEntry], *, data: str) -> dict[int, DocumentLook]:
     """Of the gravest symptoms that documents can cause."""
     looks: dict[int, DocumentLook] = {}
     for one in told.signs:
@@ -189,8 +193,75 @@ def _documents(run_dir: Path, told: Told, *, data: str) -> dict[int, DocumentLoo
             looks[step] = DocumentLook(missing=f"not looked at: `surefoot triage {run_dir} --step {step}` does")
             continue
         samples = diagnosed.samples if (diagnosed := told.about(one)) is not None else None
-        looks[step] = look_at_documents(run_dir, step, samples=samples if samples and samples[0] < samples[1] else None, data=data)
+        try:
+            if not samples or samples[0] >= samples[1]:
+                samples = _samples_then(run_dir, one, entries)
+        except DataError as error:
+            looks[step] = DocumentLook(missing=error.what)
+        else:
+            looks[step] = look_at_documents(run_dir, step, samples=samples, data=data)
     return looks
+
+
+def _samples_then(run_dir: Path, signs: Signs, entries: Sequence[LedgerEntry]) -> tuple[int, int] | None:
+    """What the gravest finding's step and the one before it took, where it is on a line that the run has left: there the same number may
+    stand for other samples by now. None where it is on the present line. Raises DataError where the metrics do not tell.
+    """
+    found, step = signs.gravest, signs.gravest_step
+    if found is None:
+        return None
+    of_then = attempts_of(entry for entry in entries if entry.seq <= found.seq)
+    is_left = attempt_of(step, of_then) != attempt_of(step, attempts_of(entries))
+    if not is_left and not _left_out_since(found, entries):
+        return None
+    ends = _ends_of(run_dir, range(step - 2, step + 1), of_then)
+    first = ends.get(step - 2, ends.get(step - 1)) if step > 2 else 0
+    end = ends.get(step)
+    if first is not None and end is not None and first < end:
+        return first, end
+    if is_left:
+        raise DataError(f"the metrics do not tell which samples step {step} took in attempt {found.attempt}", where=str(run_dir))
+    return None
+
+
+def _ends_of(run_dir: Path, steps: range, attempts: Sequence[Attempt]) -> dict[int, int]:
+    """The first sample behind each of `steps` on the line of `attempts`, where the metrics have it."""
+    if not (run_dir / "metrics").is_dir():
+        return {}
+    from surefoot.observe.metrics import read_steps
+
+    rows = on_line(read_steps(run_dir, steps=steps).to_pylist(), attempts)
+    return {int(row["step"]): int(row["next_sample"]) for row in rows if row["next_sample"] is not None}
+
+
+def _left_out_since(found: LedgerEntry, entries: Sequence[LedgerEntry]) -> bool:
+    return any(entry.event == Event.BLOCK_TAKEN and entry.seq > found.seq for entry in entries)
+
+
+def _is_stopped(entries: Sequence[LedgerEntry]) -> bool:
+    """Whether policy or a person stopped the run, and nobody let it go on since."""
+    events = (Event.RUN_HALTED, Event.RUN_RELEASED, Event.RUN_RESUMED, Event.ATTEMPT_STARTED)
+    return next((entry.event == Event.RUN_HALTED for entry in reversed(entries) if entry.event in events), False)
+
+
+def furthest_step(run_dir: Path, entries: Sequence[LedgerEntry]) -> int:
+    """The last step that the run reached at any time. A finding is written while its step is under way."""
+    told = max((max(entry.step, step_of(entry)) for entry in entries), default=0)
+    if not (run_dir / "metrics").is_dir():
+        return told
+    from surefoot.observe.metrics import read_steps
+
+    return max([told, *map(int, read_steps(run_dir, newest=1).column("step").to_pylist())])
+
+
+def num_ranks_ever(run_dir: Path, entries: Sequence[LedgerEntry]) -> int:
+    """The most ranks that the run has had: by what its starts say, or else by its config."""
+    sizes = []
+    for entry in entries:
+        environment = entry.fields.get("environment")
+        for told in (entry.fields, environment if isinstance(environment, Mapping) else {}):
+            sizes += [size] if isinstance(size := told.get("world_size"), int) and entry.event in _STARTS else []
+    return max(sizes) if sizes else _config(run_dir)[0].parallel.num_ranks
 
 
 def look_at_documents(run_dir: Path, step: int, *, samples: tuple[int, int] | None, data: str) -> DocumentLook:

@@ -122,6 +122,8 @@ def kind_of(entry: LedgerEntry) -> str | None:
     """The kind that `entry` belongs to; None for what nobody needs to be told."""
     if (plain := _PLAIN.get(entry.event)) is not None:
         return plain
+    if entry.event == "run.paused" and entry.fields.get("limit_s") == 0:
+        return None  # it ends at once: what is told is the halt
     if entry.event in ("run.halted", "run.paused"):
         is_breaker = entry.rule in BREAKER_RULES or entry.rule.startswith("breaker")
         return "circuit-breaker" if is_breaker else entry.event.replace(".", "-")

@@ -17,7 +17,7 @@ from surefoot.core.sections import AlertsSection
 from surefoot.heal.alert_kinds import EVENTS, KINDS, TEST, WITHHELD, Severity, is_answer, kind_of, ranks_of
 
 HOUR_S: Final = 3600.0
-RUNBOOK: Final = "docs/runbook.md"
+RUNBOOK: Final = "runbook entry: "  # docs/runbook.md is no address that a pager can open
 _KEPT_ENTRIES: Final = 32  # of a group: whatever is said of it is said by these, the rest is counted
 _GRAVER: Final = ("page", "warn", "info")
 _ASKS: Final = ("pause", "rollback", "skip", "alert", "record")
@@ -209,7 +209,7 @@ def _alert(name: str, group: Group, *, sender: Sender) -> Alert:
         where=_where(told_of, ranks, host=sender.host),
         action=_action(group.entries) or kind.action,
         command=kind.command.replace("RUN", sender.run_dir),
-        runbook=f"{sender.runbook or RUNBOOK}#{name}",
+        runbook=f"{sender.runbook}#{name}" if sender.runbook else f"{RUNBOOK}{name}",
         count=group.count,
         ranks=ranks,
         covers={name: group.entries[-1].seq},
@@ -265,7 +265,7 @@ def _action(entries: Sequence[LedgerEntry]) -> str:
             said.append(f"{entry.fields.get('kind', 'restart')}: {entry.reason}")
         elif entry.event == "step.rechecked":
             said.append(f"step {_step_of(entry)} was computed again: {entry.reason}")
-        elif entry.event == "episode.diagnosed" and entry.fields.get("phase") == "skipped":
+        elif entry.event == "episode.diagnosed" and entry.fields.get("phase") == "skipped" and entry.fields.get("cause") == "data":
             said.append("its samples are left out")
         elif entry.event == "run.rolled_back":
             said.append(f"training goes on from step {entry.step}, checkpoint {entry.fields.get('checkpoint')}")

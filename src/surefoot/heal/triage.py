@@ -77,15 +77,20 @@ class Signs:
         return tuple(dict.fromkeys(rule_of(entry) for entry in self.entries))
 
     @property
-    def gravest_step(self) -> int:
-        """Where the finding that asks for most began, the first of equals: the step whose documents are looked at."""
+    def gravest(self) -> LedgerEntry | None:
+        """The finding that asks for most, the first of equals."""
         asks = [*map(str, Asks)]
 
         def grade(entry: LedgerEntry) -> int:
             told = str(entry.fields.get("asks", ""))
             return asks.index(told) if told in asks else 0
 
-        return _onset(max(self.entries, key=grade)) if self.entries else self.onset_step
+        return max(self.entries, key=grade, default=None)
+
+    @property
+    def gravest_step(self) -> int:
+        """Where the gravest finding began: the step whose documents are looked at."""
+        return _onset(self.gravest) if self.gravest is not None else self.onset_step
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -129,6 +134,22 @@ class Diagnosed:
     ranks: tuple[int, ...] = ()
     samples: tuple[int, int] | None = None
     episode: str = ""
+    is_transient: bool = False
+
+    @property
+    def accused(self) -> tuple[int, ...]:
+        """Ranks that compute wrongly each time, though repetition cannot tell which of them: two always stand apart from each other."""
+        return self.ranks if self.cause == "inconclusive" and not self.is_transient else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """An episode that is closed, the steps that it was about, and the ledger entry that closed it."""
+
+    episode: str
+    first_step: int
+    last_step: int
+    closed_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +158,18 @@ class Told:
 
     signs: tuple[Signs, ...] = ()
     diagnosed: tuple[Diagnosed, ...] = field(default=())
+    healed: tuple[Healed, ...] = ()
 
     def about(self, signs: Signs) -> Diagnosed | None:
         """The newest diagnosis of steps that overlap; inconclusive ones only where there is no other."""
         near = [one for one in self.diagnosed if one.first_step <= signs.last_step and one.last_step >= signs.onset_step]
         return next((one for one in reversed(near) if one.cause in SUSPECT_OF_CAUSE), near[-1] if near else None)
+
+    def healed_by(self, signs: Signs) -> Healed | None:
+        """The closed episode of these steps that nothing was found after."""
+        newest = max((entry.seq for entry in signs.entries), default=0)
+        near = [one for one in self.healed if one.first_step <= signs.last_step and one.last_step >= signs.onset_step]
+        return next((one for one in reversed(near) if one.closed_seq > newest), None)
 
 
 def rule_of(entry: LedgerEntry) -> str:
@@ -159,12 +187,16 @@ def read_signs(entries: Iterable[LedgerEntry], *, step: int | None = None) -> To
     open_signs: dict[Name, Signs] = {}
     done: list[Signs] = []
     diagnosed: list[Diagnosed] = []
+    entries = tuple(entries)
+    nonfinite = {(entry.attempt, step_of(entry)) for entry in entries if _name(entry) == "nan"}
     for entry in entries:
         if (found := _diagnosis(entry)) is not None:
             diagnosed.append(found)
         name = _name(entry)
         if name is None:
             continue
+        if name == "spike" and (entry.attempt, step_of(entry)) in nonfinite:
+            name = "nan"  # of the same step: what is not finite is an outlier to every rule
         onset = _onset(entry)
         held = open_signs.get(name)
         if held is not None and onset - held.last_step > _CLOSE_STEPS:
@@ -175,7 +207,21 @@ def read_signs(entries: Iterable[LedgerEntry], *, step: int | None = None) -> To
     if step is not None:
         signs = [one for one in signs if one.onset_step - 1 <= step <= one.last_step] or [Signs("asked", step, step)]
     signs.sort(key=lambda one: (_GRAVITY.index(one.name), -one.onset_step))
-    return Told(tuple(signs), tuple(diagnosed))
+    return Told(tuple(signs), tuple(diagnosed), tuple(_healed(entries)))
+
+
+def _healed(entries: Sequence[LedgerEntry]) -> list[Healed]:
+    opened: dict[str, LedgerEntry] = {}
+    healed = []
+    for entry in entries:
+        if entry.event == Event.EPISODE_OPENED:
+            opened[f"e{entry.seq}"] = entry
+        began = opened.get(str(entry.fields.get("episode"))) if entry.event == Event.EPISODE_CLOSED else None
+        if began is not None:
+            detected = began.fields.get("detected_step")
+            last = detected if isinstance(detected, int) else began.step
+            healed.append(Healed(f"e{began.seq}", _onset(began), last, entry.seq))
+    return healed
 
 
 def _joined(held: Signs | None, entry: LedgerEntry, name: Name, onset: int) -> Signs:
@@ -210,13 +256,14 @@ def _diagnosis(entry: LedgerEntry) -> Diagnosed | None:
     cause = entry.fields.get("cause")
     if not isinstance(cause, str):
         return None
+    is_transient = bool(entry.fields.get("transient"))
     if entry.event == Event.STEP_RECHECKED:
-        return Diagnosed(cause, entry.reason, step_of(entry), step_of(entry), ranks_of(entry))
+        return Diagnosed(cause, entry.reason, step_of(entry), step_of(entry), ranks_of(entry), is_transient=is_transient)
     if entry.event != Event.EPISODE_DIAGNOSED:
         return None
     first, last = _pair(entry.fields.get("steps")) or (entry.step, entry.step)
     samples = _pair(entry.fields.get("samples"))
-    return Diagnosed(cause, entry.reason, first, last, ranks_of(entry), samples, str(entry.fields.get("episode", "")))
+    return Diagnosed(cause, entry.reason, first, last, ranks_of(entry), samples, str(entry.fields.get("episode", "")), is_transient)
 
 
 def _pair(value: object) -> tuple[int, int] | None:

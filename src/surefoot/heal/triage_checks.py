@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from surefoot.core.events import Event
-from surefoot.core.records import LedgerEntry
+from surefoot.core.records import Asks, LedgerEntry
 from surefoot.heal.alert_kinds import CORRUPTION_RULES
 from surefoot.heal.triage import SUSPECT_OF_CAUSE, Check, Diagnosed, Signs, Suspect, Symptom, Told, rule_of, step_of
 
@@ -15,6 +15,8 @@ _BEFORE_STEPS: Final = 500
 """How far back a change is looked for: an optimizer forgets the past in a thousand steps, and most of it in half of them."""
 _MEDIAN_STEPS: Final = 20
 _REASONS: Final = 3
+_EARLY_STEPS: Final = 20
+"""Up to here nothing was learnt yet: any document surprises, and of what can be wrong with a run that begins, its rate is the commonest."""
 _CAUGHT_IN: Final[Mapping[str, Suspect]] = {"corruption": "cluster", "schedule": "code", "ill-weights": "state", "unrepeatable": "code"}
 _OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "oom")
 
@@ -39,7 +41,11 @@ class DocumentLook:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What triage knows beside the ledger. `run` as it is typed; `rows` are those of the metrics store on the run's present line, by step;
-    `documents` by step; `inventory` are the checks of what a resume brought back, by attempt."""
+    `documents` by step; `inventory` are the checks of what a resume brought back, by attempt.
+
+    `clean_step` is the oldest step that can be gone back to, None where there is no clean checkpoint; `is_stopped` says that the run stands
+    until a person resumes it; without `has_data` it is a loop of somebody's own, which cannot be replayed.
+    """
 
     run: str
     entries: tuple[LedgerEntry, ...] = ()
@@ -50,34 +56,37 @@ class Facts:
     num_ranks: int = 1
     audit_interval_steps: int = 0
     step: int = 0
+    clean_step: int | None = 0
+    is_stopped: bool = False
+    has_data: bool = True
 
 
 def symptom(signs: Signs, told: Told, facts: Facts) -> Symptom:
     """What `signs` mean, after all checks that this symptom asks for."""
     diagnosed = told.about(signs)
-    checks = tuple(_checks(signs, facts))
+    checks = tuple(_checks(signs, facts, diagnosed))
     suspect, reason = _suspect(signs, checks, diagnosed, told)
     look = facts.documents.get(signs.gravest_step, DocumentLook())
-    documents = look.standing_out or (look.documents[:3] if suspect == "data" else ())
+    documents = look.standing_out if suspect == "data" and not look.missing else ()
     return Symptom(
         name=signs.name,
         onset_step=signs.onset_step,
         suspect=suspect,
         checks=checks,
         evidence=_evidence(signs, facts, diagnosed),
-        action=_action(signs, suspect, checks, documents, diagnosed, facts),
+        action=_action(signs, suspect, checks, documents, told, facts),
         documents=documents,
         reason=reason,
     )
 
 
-def _checks(signs: Signs, facts: Facts) -> list[Check]:
+def _checks(signs: Signs, facts: Facts, diagnosed: Diagnosed | None) -> list[Check]:
     if signs.name == "rebound":
         attempt = signs.entries[-1].attempt if signs.entries else 0
         unknown = Check("inventory", "unknown", "the checkpoint that the run went on from cannot be read any more")
         return [*facts.inventory.get(attempt, (unknown,)), software(signs, facts), configuration(signs, facts), lr_log(signs, facts)]
     if signs.name == "ranks-differ":
-        found = [documents(signs, facts), configuration(signs, facts), software(signs, facts)]
+        found = [documents(signs, facts, diagnosed), configuration(signs, facts), software(signs, facts)]
         return [*found, audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
     if signs.name == "corruption":
         return [software(signs, facts), audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
@@ -85,13 +94,13 @@ def _checks(signs: Signs, facts: Facts) -> list[Check]:
         return [configuration(signs, facts), software(signs, facts)]
     if signs.name == "schedule":
         return [stages(signs, facts), configuration(signs, facts), lr_log(signs, facts)]
-    found = [documents(signs, facts), stages(signs, facts), configuration(signs, facts), software(signs, facts)]
+    found = [documents(signs, facts, diagnosed), stages(signs, facts), configuration(signs, facts), software(signs, facts)]
     found += [audit(signs, facts), lr_log(signs, facts), precision(signs, facts)]
     by_replay = nonfinite_tensor(facts) if signs.name in ("nan", "occasional-nan") else attention_heads(facts)
     return [*found, by_replay, ranks(signs, facts), losses(signs, facts)]
 
 
-def documents(signs: Signs, facts: Facts) -> Check:
+def documents(signs: Signs, facts: Facts, diagnosed: Diagnosed | None = None) -> Check:
     look = facts.documents.get(signs.gravest_step, DocumentLook(missing="nobody has looked at the documents of this step"))
     if look.missing:
         return Check("documents", "unknown", look.missing, "data")
@@ -99,7 +108,12 @@ def documents(signs: Signs, facts: Facts) -> Check:
         return Check("documents", "ok", f"none of the {look.num_documents} documents of {look.where} stands out", "data")
     first = standing[0]
     why = "; ".join(map(str, first.get("reasons", ())[:_REASONS]))
-    return Check("documents", "found", f"{len(standing)} of {look.num_documents} stand out, most {first.get('document')}: {why}", "data")
+    words = f"{len(standing)} of the {look.num_documents} documents of {look.where} stand out, most {first.get('document')}: {why}"
+    if diagnosed is not None and (diagnosed.accused or (diagnosed.cause in SUSPECT_OF_CAUSE and diagnosed.cause != "data")):
+        return Check("documents", "ok", f"{words}; but repetition found that the data is not to blame", "data")
+    if signs.gravest_step <= _EARLY_STEPS and (diagnosed is None or diagnosed.cause != "data"):
+        return Check("documents", "unknown", f"{words}; but nothing was learnt yet, so that no document can be told from others", "data")
+    return Check("documents", "found", words, "data")
 
 
 def stages(signs: Signs, facts: Facts) -> Check:
@@ -143,6 +157,8 @@ def lr_log(signs: Signs, facts: Facts) -> Check:
     if now is None:
         return Check("lr-log", "unknown", f"the metrics have no learning rate of step {signs.onset_step}", "code")
     was = f", {before:.4g} the step before" if before is not None else ""
+    if _is_of_rate(signs):
+        return Check("lr-log", "found", f"{now:.4g} at step {signs.onset_step}{was}: ill before anything was learnt", "code")
     return Check("lr-log", "ok", f"{now:.4g} at step {signs.onset_step}{was}; no rule on it fired", "code")
 
 
@@ -162,12 +178,17 @@ def precision(signs: Signs, facts: Facts) -> Check:
 
 
 def attention_heads(facts: Facts) -> Check:
-    return facts.replayed.get("attention-head", Check("attention-head", "unknown", "only a replay sees the logits of each head", "state"))
+    unknown = Check("attention-head", "unknown", f"only a replay sees the logits of each head{_unless_ours(facts)}", "state")
+    return facts.replayed.get("attention-head", unknown)
 
 
 def nonfinite_tensor(facts: Facts) -> Check:
-    unknown = Check("nonfinite-tensor", "unknown", "only a replay names the first tensor that is not finite", "state")
-    return facts.replayed.get("nonfinite-tensor", unknown)
+    words = f"only a replay names the first tensor that is not finite{_unless_ours(facts)}"
+    return facts.replayed.get("nonfinite-tensor", Check("nonfinite-tensor", "unknown", words, "state"))
+
+
+def _unless_ours(facts: Facts) -> str:
+    return "" if facts.has_data else ", and a loop of your own cannot be replayed"
 
 
 def ranks(signs: Signs, facts: Facts) -> Check:
@@ -189,6 +210,11 @@ def losses(signs: Signs, facts: Facts) -> Check:
 
 def _suspect(signs: Signs, checks: Sequence[Check], diagnosed: Diagnosed | None, told: Told) -> tuple[Suspect, str]:
     """What replays found out comes first, then what kind of symptom it is, then the first check that found something, in its order."""
+    rate = next((check for check in checks if check.name == "lr-log" and check.outcome == "found"), None)
+    if diagnosed is not None and diagnosed.cause == "state" and _is_of_rate(signs) and rate is not None:
+        return "code", f"the learning rate, {rate.detail}; by repetition: {diagnosed.reason}"
+    if diagnosed is not None and diagnosed.accused:
+        return "cluster", f"ranks {', '.join(map(str, diagnosed.accused))}; by repetition: {diagnosed.reason}"
     if diagnosed is not None and diagnosed.cause in SUSPECT_OF_CAUSE:
         return SUSPECT_OF_CAUSE[diagnosed.cause], f"diagnosed by repetition: {diagnosed.reason}"
     if signs.name in _CAUGHT_IN:
@@ -205,6 +231,8 @@ def _suspect(signs: Signs, checks: Sequence[Check], diagnosed: Diagnosed | None,
         return "state", "the loss and the canary rose together, so it is in the weights"
     if "rebound" in others:
         return "state", "it began with a resume"
+    if signs.onset_step == 1:
+        return "unknown", "no update had been made yet: a threshold bound by hand, or the weights that it began with"
     unknown = [check.name for check in checks if check.outcome == "unknown"]
     return "unknown", f"nothing found; not looked at: {', '.join(unknown)}" if unknown else "nothing found by any check"
 
@@ -218,33 +246,70 @@ def _action(
     suspect: Suspect,
     checks: Sequence[Check],
     found: Sequence[Mapping[str, Any]],
-    diagnosed: Diagnosed | None,
+    told: Told,
     facts: Facts,
 ) -> str:
     """The next command. Where nobody is to blame yet, it is the one that makes the next check."""
-    run, onset = facts.run, max(1, signs.onset_step)
-    named = _ranks_apart(signs, diagnosed)
+    run, diagnosed = facts.run, told.about(signs)
     if suspect == "data" and found:
         document = str(found[0].get("hash", ""))[:12]
         return f"surefoot data block {run} --document {document} --evidence-step {signs.gravest_step} --reason {signs.name}"
-    if suspect == "data" and diagnosed is not None and diagnosed.samples is not None:
-        return f"surefoot data report {run} --window {diagnosed.last_step} --steps {diagnosed.last_step - diagnosed.first_step + 1}"
-    if suspect == "data":
-        return f"surefoot data locate {run} --step {signs.gravest_step} --excerpt"
-    if suspect == "cluster" and named:
+    if suspect == "cluster" and diagnosed is not None and diagnosed.accused:
+        return " && ".join(f"surefoot triage {run} --vendor {rank}" for rank in diagnosed.accused)
+    if suspect == "cluster" and (named := _ranks_apart(signs, diagnosed)):
         return f"surefoot triage {run} --vendor {named[0]}"
+    if (healed := told.healed_by(signs)) is not None:
+        return f"surefoot triage {run} --incident {healed.episode}"
+    if suspect == "data":
+        return _look_at_data(signs, diagnosed, facts)
     if suspect == "cluster" or signs.name in ("ranks-differ", "unrepeatable"):
-        return f"surefoot replay {run} --from {onset - 1} --steps 1"
+        return _replay(signs, facts)
     if signs.name == "rebound":
         return f"surefoot checkpoint verify {run}"
     if suspect in ("code", "state"):
-        return f"surefoot rollback {run} --to {max(0, onset - 1)} --reason {signs.name}"
+        return _way_back(signs, checks, suspect, facts)
     names = {check.name for check in checks if check.outcome == "unknown"}
     if "nonfinite-tensor" in names:
-        return f"surefoot replay {run} --from {onset - 1} --steps 1 --name-nonfinite"
+        return _replay(signs, facts, "--name-nonfinite")
     if "attention-head" in names:
-        return f"surefoot replay {run} --from {onset - 1} --steps 1 --logits"
-    return f"surefoot data report {run} --window {onset}"
+        return _replay(signs, facts, "--logits")
+    return f"surefoot data report {run} --window {max(1, signs.onset_step)}" if facts.has_data else _ledger(facts)
+
+
+def _look_at_data(signs: Signs, diagnosed: Diagnosed | None, facts: Facts) -> str:
+    """No document stands out, so that none is blocked: a person reads what the step took."""
+    if diagnosed is not None and diagnosed.episode:
+        return f"surefoot triage {facts.run} --incident {diagnosed.episode}"
+    return f"surefoot data locate {facts.run} --step {signs.gravest_step} --excerpt" if facts.has_data else _ledger(facts)
+
+
+def _replay(signs: Signs, facts: Facts, *options: str) -> str:
+    if not facts.has_data:
+        return _ledger(facts)
+    return " ".join(("surefoot replay", facts.run, f"--from {max(1, signs.onset_step) - 1} --steps 1", *options))
+
+
+def _ledger(facts: Facts) -> str:
+    """A loop of somebody's own is neither replayed nor has it data of ours: what is left is what was said."""
+    return f"surefoot ledger {facts.run} --tail 50"
+
+
+def _way_back(signs: Signs, checks: Sequence[Check], suspect: Suspect, facts: Facts) -> str:
+    """Back to before it began; where no clean checkpoint is that old, the run starts over, with another rate if that is what it was."""
+    to = max(0, signs.onset_step - 1)
+    if facts.clean_step is not None and facts.clean_step <= to:
+        return f"surefoot rollback {facts.run} --to {to} --reason {signs.name}"
+    released = f'surefoot resume {facts.run} --cause "{signs.name}" && ' if facts.is_stopped else ""
+    if facts.has_data and suspect == "code" and any(check.name == "lr-log" and check.outcome == "found" for check in checks):
+        return f"{released}surefoot train {facts.run} optimizer.lr=LR --accept-changes optimizer"
+    return f"surefoot checkpoint list {facts.run}"
+
+
+def _is_of_rate(signs: Signs) -> bool:
+    """Whether it is ill before anything was learnt, and after the first update: before that no rate has done anything."""
+    is_grave = any(entry.fields.get("asks") != Asks.RECORD for entry in signs.entries)
+    is_of_steps = signs.name in ("nan", "occasional-nan", "ill-weights", "divergence", "spike")
+    return is_grave and is_of_steps and 1 < signs.onset_step <= _EARLY_STEPS
 
 
 def _evidence(signs: Signs, facts: Facts, diagnosed: Diagnosed | None) -> dict[str, Any]:

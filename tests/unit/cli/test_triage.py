@@ -83,7 +83,7 @@ def test_a_halted_run_tells_its_symptoms_with_the_keys_that_others_build_on(tria
     (one,) = answer["symptoms"]
     assert set(one) >= {"name", "onset_step", "suspect", "checks", "evidence", "documents", "action"}
     assert (one["name"], one["onset_step"]) == ("nan", 7)
-    assert one["action"] == f"surefoot replay {folder.path} --from 6 --steps 1 --name-nonfinite"
+    assert one["action"] == f"surefoot ledger {folder.path} --tail 50"  # a loop of somebody's own
     documents = next(check for check in one["checks"] if check["name"] == "documents")
     assert documents["outcome"] == "unknown"  # it has no data of ours, and says so
     assert "no prepared data" in documents["detail"]
@@ -92,7 +92,9 @@ def test_a_halted_run_tells_its_symptoms_with_the_keys_that_others_build_on(tria
 def test_a_step_can_be_asked_about(triage: Any, folder: Folder) -> None:
     folder.found("outlier_loss", step=7)
     assert [one["name"] for one in triage("--step", "7")["symptoms"]] == ["spike"]
+    folder.tell(Event.CHECKPOINT_COMMITTED, step=90)
     assert [one["name"] for one in triage("--step", "90")["symptoms"]] == ["asked"]
+    assert triage("--step", "91", code=2)["error"]["hint"] == "it reached step 90"
 
 
 def test_a_damaged_ledger_is_read_up_to_its_damage(triage: Any, folder: Folder) -> None:
@@ -162,10 +164,10 @@ def test_a_cursor_is_asked_what_its_step_takes(
 def test_figures_come_from_the_rows_of_the_present_line(triage: Any, folder: Folder) -> None:
     folder.tell(Event.ATTEMPT_STARTED)
     writer = MetricsWriter(folder.path, generation=1)
-    for step in range(1, 8):
-        writer.write(report(step, loss=9.5 if step == 7 else 2.0))
+    for step in range(20, 38):
+        writer.write(report(step, loss=9.5 if step == 37 else 2.0))
     writer.close()
-    folder.found("outlier_loss", step=7)
+    folder.found("outlier_loss", step=37)
     (one,) = triage()["symptoms"]
     assert (one["evidence"]["loss"], one["evidence"]["loss_before"]) == (9.5, 2.0)
     assert next(check for check in one["checks"] if check["name"] == "lr-log")["outcome"] == "ok"
@@ -206,6 +208,27 @@ def test_an_incident_holds_its_documents_where_the_data_is_at_hand(three: Path, 
         assert (json.loads(path.read_text())["documents"] is not None) is keeps
 
 
+def test_documents_are_those_that_the_finding_was_about(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Attempt 2 went back and takes other samples in steps of the same numbers."""
+    run_dir = make_run(tmp_path, three)
+    record_attempt(run_dir, attempt=1, base_step=0, next_samples=[5, 10, 15])
+    ledger = Ledger(run_dir / LEDGER_NAME, clock=ManualClock(), by="rank 0")
+    told = {"rule": "outlier_loss", "of_step": 3, "onset_step": 3, "asks": "skip"}
+    ledger.append(Event.ANOMALY_FOUND, generation=1, attempt=1, step=2, rule="outlier_loss", fields=told)
+
+    def detail() -> str:
+        assert run(["triage", str(run_dir), "--json"]) == 0
+        (one,) = json.loads(capsys.readouterr().out)["symptoms"]
+        return str(next(check["detail"] for check in one["checks"] if check["name"] == "documents"))
+
+    assert "steps 2 to 3" in detail()
+    record_attempt(run_dir, attempt=2, base_step=0, next_samples=[5, 20, 25])
+    assert "samples 5 to 14" in detail()
+    for part in (run_dir / "metrics").iterdir():
+        part.unlink()
+    assert detail() == "the metrics do not tell which samples step 3 took in attempt 1"
+
+
 def test_the_vendors_file_has_the_evidence_and_what_is_missing_here(triage: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # no tool of any vendor
     folder.found("replica_differs", step=7)
@@ -216,6 +239,8 @@ def test_the_vendors_file_has_the_evidence_and_what_is_missing_here(triage: Any,
     assert "serials and counters of GPUs: this host has no nvidia-smi" in vendor["missing"]
     assert "replica_differs fired" in (folder.path / "incidents" / "rank-1" / "vendor.md").read_text()
     assert triage("--vendor", "0")["vendor"]["evidence"] == []
+    assert triage("--vendor", "2", code=2)["error"]["hint"] == "it has ranks 0 to 1"
+    assert not (folder.path / "incidents" / "rank-2").exists()
 
 
 def test_the_vendors_file_names_the_gpu_that_the_rank_had_or_none(
@@ -228,6 +253,7 @@ def test_the_vendors_file_names_the_gpu_that_the_rank_had_or_none(
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     assert triage("--vendor", "0")["vendor"]["device"] is None
     here = socket.gethostname()
+    folder.tell(Event.GENERATION_STARTED, world_size=4)
     folder.tell(Event.ATTEMPT_STARTED, devices={here: {"0": [0, "GPU-1"], "1": [1, "GPU-9"]}, "node8": {"2": [0, "GPU-7"]}})
     folder.tell(Event.ATTEMPT_STARTED, attempt=2)  # as after a roll-back by an older release
     vendor = triage("--vendor", "0")["vendor"]

@@ -97,7 +97,7 @@ def test_mail_arrives_with_what_a_person_needs(alert: Alert) -> None:
     assert (mail["from"], mail["to"]) == ("surefoot@b.example", ["a@b.example", "c@d.example"])
     assert "Subject: [surefoot warn] mine: ranks were lost" in mail["text"]
     assert "surefoot status runs/mine" in mail["text"]
-    assert "docs/runbook.md#rank-lost" in mail["text"]
+    assert "runbook entry: rank-lost" in mail["text"]
 
 
 def test_a_password_goes_to_this_machine_only_when_there_is_no_tls(alert: Alert) -> None:

@@ -52,7 +52,7 @@ def test_a_lost_rank_is_one_alert_with_what_was_done_about_it() -> None:
     assert alert.where == "rank 3, step 40, attempt 1, generation 1, ledger entry 1, host node7"
     assert alert.action == "restart: restart 1 of 20"
     assert alert.command == "surefoot status runs/mine"
-    assert alert.runbook == "docs/runbook.md#rank-lost"
+    assert alert.runbook == "runbook entry: rank-lost"
     assert alert_of(state, ("rank-lost",), sender=replace(SENDER, runbook="https://wiki/run")).runbook == "https://wiki/run#rank-lost"
 
 
@@ -149,6 +149,21 @@ def test_the_end_of_a_run_waits_for_nothing() -> None:
         assert due(state, now_s=story.now_s, limits=replace(LIMITS, max_per_hour=1)) == (("run-halted",),)
         state = send(story, state, ("run-halted",))
     assert state.sent == ()  # and takes nobody's place in the hour
+
+
+def test_a_pause_that_ends_at_once_is_told_as_the_halt_alone() -> None:
+    story = Story()
+    for limit_s, told_of in ((0.0, ["run-halted"]), (60.0, ["run-halted", "run-paused"])):
+        story.tell(Event.RUN_PAUSED, rule="no_way_back", fields={"limit_s": limit_s})
+        story.tell(Event.RUN_HALTED, rule="no_way_back")
+        assert sorted(folded(story.entries[-2:]).pending) == told_of
+
+
+@pytest.mark.parametrize(("cause", "action"), [("data", "its samples are left out"), ("inconclusive", "recorded")])
+def test_a_diagnosis_says_what_was_done_about_it(cause: str, action: str) -> None:
+    story = Story()
+    story.tell(Event.EPISODE_DIAGNOSED, fields={"cause": cause, "phase": "skipped"})
+    assert alert_of(folded(story.entries), ("episode-diagnosed",), sender=SENDER).action == action
 
 
 def test_more_than_the_hour_allows_is_told_together() -> None:

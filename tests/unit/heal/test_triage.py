@@ -196,7 +196,81 @@ def test_what_a_repetition_found_out_comes_before_every_check() -> None:
     story.tell(Event.EPISODE_DIAGNOSED, step=70, reason="it came back with its samples", fields=fields)
     (one,) = triaged(story, documents={40: CLEAN})  # the newest diagnosis
     assert (one.suspect, one.evidence["diagnosed"]["samples"]) == ("data", [160, 168])
-    assert one.documents == (ODD,)
+    assert (one.documents, one.action) == ((), "surefoot triage runs/mine --incident e9")  # one that does not stand out is never blocked
+
+
+def test_an_ordinary_document_is_never_blocked_whatever_was_diagnosed() -> None:
+    story = Story()
+    story.found("outlier_loss", step=40)
+    story.tell(Event.STEP_RECHECKED, step=39, reason="the weights are well", fields={"of_step": 40, "cause": "data", "ranks": []})
+    (one,) = triaged(story, documents={40: CLEAN})
+    assert (one.suspect, one.documents) == ("data", ())
+    assert one.action == "surefoot data locate runs/mine --step 40 --excerpt"
+    assert "data block" in triaged(story, documents={40: POISONED})[0].action  # control
+
+
+@pytest.mark.parametrize(("step", "suspect"), [(1, "unknown"), (7, "code"), (60, "data")])
+def test_before_anything_was_learnt_no_document_is_to_blame(step: int, suspect: str) -> None:
+    story = Story()
+    story.found("norm_over_clip", step=step)
+    (one,) = triaged(story, documents={step: POISONED}, rows={step: {"lr": 3500.0}}, clean_step=None, is_stopped=True)
+    assert one.suspect == suspect
+    assert ("data block" in one.action) is (step == 60)
+
+
+def test_a_silly_rate_is_suspected_where_a_run_is_ill_at_once_and_it_starts_over() -> None:
+    story = Story()
+    story.tell(Event.STEP_RECHECKED, step=6, reason="on all ranks alike", fields={"of_step": 7, "cause": "state", "ranks": []})
+    story.found("state_is_ill", step=7, asks="rollback")
+    rows = {7: {"lr": 3500.0}, 6: {"lr": 3000.0}}
+    (one,) = triaged(story, documents={7: POISONED}, rows=rows, clean_step=None, is_stopped=True)
+    assert (one.suspect, outcomes(one)["lr-log"], outcomes(one)["documents"], one.documents) == ("code", "found", "ok", ())
+    start = "surefoot train runs/mine optimizer.lr=LR --accept-changes optimizer"
+    assert one.action == f'surefoot resume runs/mine --cause "ill-weights" && {start}'
+    assert triaged(story, rows=rows, clean_step=None)[0].action == start
+    assert triaged(story, rows=rows, clean_step=5)[0].action == "surefoot rollback runs/mine --to 6 --reason ill-weights"
+    assert triaged(story, clean_step=None)[0].action == "surefoot checkpoint list runs/mine"  # the state's, and nothing to go back to
+
+
+def test_ranks_whose_figures_do_not_move_with_the_atoms_are_suspected_both() -> None:
+    story = Story()
+    story.found("nonfinite", step=40, evidence={"ranks": [1]})
+    fields = {"of_step": 40, "cause": "inconclusive", "ranks": [0, 1], "transient": False}
+    story.tell(Event.STEP_RECHECKED, step=39, reason="the figures do not move with the atoms", fields=fields)
+    (one,) = triaged(story, documents={40: POISONED})
+    assert (one.suspect, one.documents, outcomes(one)["documents"]) == ("cluster", (), "ok")
+    assert one.reason.startswith("ranks 0, 1;")
+    assert one.action == "surefoot triage runs/mine --vendor 0 && surefoot triage runs/mine --vendor 1"
+
+
+def test_a_healed_episode_asks_for_no_way_back() -> None:
+    story = Story()
+    story.found("state_is_ill", step=40, asks="rollback")
+    opened = story.tell(Event.EPISODE_OPENED, step=40, fields={"onset_step": 40, "detected_step": 40})
+    assert "rollback" in triaged(story)[0].action  # control: it is open
+    story.tell(Event.EPISODE_CLOSED, step=60, fields={"episode": f"e{opened.seq}"})
+    assert triaged(story)[0].action == f"surefoot triage runs/mine --incident e{opened.seq}"
+    story.found("state_is_ill", step=90, asks="rollback")
+    assert "rollback" in triaged(story)[0].action  # it is back
+
+
+def test_a_step_that_is_not_finite_is_one_symptom_whatever_other_rules_say() -> None:
+    story = Story()
+    story.found("grad_outlier", step=40)
+    story.found("nonfinite", step=40)
+    assert [one.name for one in triaged(story)] == ["occasional-nan"]
+    story.found("grad_outlier", step=60)
+    assert [one.name for one in triaged(story)] == ["spike", "occasional-nan"]
+
+
+def test_a_loop_of_somebodys_own_is_not_told_to_replay() -> None:
+    story = Story()
+    for rule, step in (("nonfinite", 40), ("diverged", 400), ("bits_do_not_repeat", 800), ("plateau", 1200)):
+        story.found(rule, step=step)
+    found = triaged(story, has_data=False)
+    assert len(found) == 4
+    assert not [one.action for one in found if "replay" in one.action or "surefoot data" in one.action]
+    assert any("a loop of your own cannot be replayed" in check.detail for one in found for check in one.checks)
 
 
 def test_an_inconclusive_diagnosis_leaves_it_to_the_checks() -> None:
