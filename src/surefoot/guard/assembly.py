@@ -119,7 +119,16 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
     beat = place.board.slot(world.rank)
     recorder = Recorder(state, config=config, world=world, run_dir=run_dir, generation=generation, clock=clock)
     instruments = Instruments(state, config=config, world=world, gauges=handed.gauges)
-    saver = Saver(state, config=config, world=world, run_dir=run_dir, generation=generation, recorder=recorder, clock=clock)
+    saver = Saver(
+        state,
+        config=config,
+        world=world,
+        run_dir=run_dir,
+        generation=generation,
+        recorder=recorder,
+        clock=clock,
+        note_late=instruments.note_late,
+    )
     steering = Steering(handed.data, world=world, recorder=recorder, run_dir=run_dir, clock=clock, section=config.observe)
     recovery = Recovery(
         state,

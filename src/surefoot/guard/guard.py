@@ -206,8 +206,7 @@ class Guard:
         parameter group).
         """
         self._run.times.judge()
-        rate = lr if lr is not None else float(self._run.state.optimizer.param_groups[0]["lr"])
-        measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s, lr=rate, tells_lr=lr is not None)
+        measured = Measured(loss_sum, num_live_tokens, data_wait_s, forward_backward_s, lr=math.nan if lr is None else float(lr))
         signals = self._run.judge.exchange(
             measured,
             leave=self._run.requests.reason is not None,
@@ -230,7 +229,8 @@ class Guard:
         if self._action.proceeds:
             self._run.times.add("save_s", self._run.saver.staged())  # an update must not meet a copy that is being taken
             self._run.judge.before_update()
-        self._run.times.judged(measured, lr=rate)
+        # A rate on the device is read only now: before the exchange, whose vector was to be sent, it would have waited for the backward.
+        self._run.times.judged(measured, lr=measured.lr if lr is not None else float(self._run.state.optimizer.param_groups[0]["lr"]))
         if lr is None and self._run.is_foreign and not self._said_no_rate:
             self._said_no_rate = True
             self._run.recorder.say(f"not guarded: {NO_RATE}")

@@ -24,7 +24,7 @@ from surefoot.tensors.world import World, gather_words
 class Measured:
     """What the loop hands over for one step. `loss_sum` is in nats, summed over this rank's live tokens. Durations in seconds.
 
-    `lr` is the rate that the loop will update with; `tells_lr` where it said so by itself.
+    `lr` is the rate that the loop will update with, nan where it did not say so by itself.
     """
 
     loss_sum: torch.Tensor
@@ -32,7 +32,6 @@ class Measured:
     data_wait_s: float
     forward_backward_s: float
     lr: float = math.nan
-    tells_lr: bool = False
 
 
 class Judge:
@@ -86,7 +85,7 @@ class Judge:
             levels_L1[-1] = 0.0  # the bound counts the non-finite tensors of all ranks
         levels_L1[:-1] *= scale**2
         readings = self._instruments.read(counted, norms_T=norms_T, gradient_scale=scale)
-        self._told_lr = measured.lr if measured.tells_lr else None
+        self._told_lr = None if math.isnan(measured.lr) else measured.lr
         host = HostWords(
             generation=self._generation,
             attempt=self._state.attempt,
@@ -105,7 +104,7 @@ class Judge:
             save_state=saves.state,
             layout_word=self._instruments.layout.word,
             memory_bytes=readings.memory_bytes,
-            lr=measured.lr if measured.tells_lr else math.nan,  # a foreign schedule may restart as it likes
+            lr=measured.lr,  # a foreign schedule may restart as it likes
             lr_applied_ratio=readings.lr_applied_ratio,
         )
         loss_sum = measured.loss_sum.detach().to(device=device, dtype=torch.float64)

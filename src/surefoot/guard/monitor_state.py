@@ -10,6 +10,7 @@ from surefoot.core.records import Asks, Finding
 from surefoot.heal.policy import HealState, heal_state_from_json
 from surefoot.monitor.canary import CanaryState, canary_from_json
 from surefoot.monitor.detectors import DetectorState, state_from_json
+from surefoot.monitor.ratios import Late, late_from_json
 from surefoot.monitor.spikes import SpikeWatch, watch_from_json
 
 
@@ -19,7 +20,7 @@ class MonitorState:
 
     `stage` is the one that the newest step began in, and `config_word` names the settings it was made under. `canary_tokens` is how many
     the set had that `canary` is about: settings may make it another one between two starts. `pending` were made between two steps, by a
-    canary or an audit, and are heard in the next judgement. `losses` are the newest ones.
+    canary or an audit, and are heard in the next judgement. `losses` are the newest ones. `late` is of the last save's own step.
     """
 
     heal: HealState = field(default_factory=HealState)
@@ -32,6 +33,7 @@ class MonitorState:
     watch: SpikeWatch | None = None
     pending: tuple[Finding, ...] = ()
     losses: tuple[float, ...] = ()
+    late: Late = field(default_factory=Late)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -45,6 +47,7 @@ class MonitorState:
             "watch": self.watch.to_json() if self.watch is not None else None,
             "pending": [asdict(finding) for finding in self.pending],
             "losses": list(self.losses),
+            "late": self.late.to_json(),
         }
 
 
@@ -61,4 +64,5 @@ def monitor_state_from_json(value: Mapping[str, Any]) -> MonitorState:
         watch=watch_from_json(value["watch"]) if value.get("watch") else None,
         pending=tuple(Finding(**{**found, "asks": Asks(found["asks"])}) for found in value.get("pending", ())),
         losses=tuple(map(float, value.get("losses", ()))),
+        late=late_from_json(value.get("late", {})),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from surefoot.checkpoint.commit import await_outcome, error_of, no_memory, outcome_of, prepare, tell
@@ -38,7 +39,16 @@ class Saver:
     """All saves of this process. Of older ones it knows only the newest commit; the rest is in the ledger and in the folders."""
 
     def __init__(
-        self, state: TrainState, *, config: RunConfig, world: World, run_dir: Path, generation: int, recorder: Recorder, clock: Clock
+        self,
+        state: TrainState,
+        *,
+        config: RunConfig,
+        world: World,
+        run_dir: Path,
+        generation: int,
+        recorder: Recorder,
+        clock: Clock,
+        note_late: Callable[[], None],
     ) -> None:
         self.root = run_dir / "checkpoints"
         self.last_id: str | None = None
@@ -51,6 +61,7 @@ class Saver:
         self._world = world
         self._recorder = recorder
         self._clock = clock
+        self._note_late = note_late
         self._contents = SaveContents(state, config=config, world=world, generation=generation, recorder=recorder, clock=clock)
         self._plans = SavePlans()
         self._copies: DeviceCopies | None = CudaCopies(world.device) if world.device.type == "cuda" else None
@@ -285,6 +296,7 @@ class Saver:
         self._begun_at = self._state.step, retry + 1
         checkpoint = checkpoint_id(self._state.step, attempt=self._state.attempt, retry=retry)
         save = UnderWay(checkpoint, self._state.step, self._point, reason, started_s)
+        self._note_late()
         try:
             contents = self._contents.now(checkpoint, parent=self.last_id)
             work = self._prepared(contents, overlap=overlap, reason=reason)

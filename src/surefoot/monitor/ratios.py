@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -67,29 +68,95 @@ class AppliedRate:
 
     def __init__(self) -> None:
         self._factors: dict[int, float] = {}
-        self._ratio = math.nan
+        self._told = math.nan
+        self._rates: HostRates | None = None
+        self._ratios: list[float | None] = []
         self._after_step = -1
 
     def after(self, groups: Sequence[Mapping[str, Any]], *, told: float | None, step: int) -> None:
-        """Local. Just after the update, before a schedule moves on. `told` is None where the loop tells no rate.
+        """Local. Just after the update, before a schedule moves on. `told` is None where the loop tells no rate. Waits for no device.
 
         The factor of a group is its `lr_ratio` where the optimizer has one, else what its first update shows.
         """
         self._after_step = step
-        if told is None or not told > 0:
-            self._ratio = math.nan
-            return
-        ratios = []
-        for index, group in enumerate(groups):
-            rate = float(group["lr"])
-            factor = float(group["lr_ratio"]) if "lr_ratio" in group else self._factors.setdefault(index, rate / told)
-            if factor:
-                ratios.append(rate / (told * factor))
-        self._ratio = max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf, default=math.nan)
+        self._told = told if told is not None and told > 0 else math.nan
+        self._rates = None if math.isnan(self._told) else HostRates([group["lr"] for group in groups])
+        self._ratios = [float(group["lr_ratio"]) if "lr_ratio" in group else None for group in groups]
 
     def take(self, *, step: int) -> float:
         """Local. Applied over told, of the group furthest from 1; nan where the update that made step `step` is not known."""
-        return self._ratio if self._after_step == step else math.nan
+        if self._rates is None or self._after_step != step:
+            return math.nan
+        ratios = []
+        for index, (rate, ratio) in enumerate(zip(self._rates.values(), self._ratios, strict=True)):
+            factor = ratio if ratio is not None else self._factors.setdefault(index, rate / self._told)
+            if factor:
+                ratios.append(rate / (self._told * factor))
+        return max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf, default=math.nan)
+
+
+class HostRates:
+    """Rates as they are now. Of those on a device a copy is on its way to the host, so that who asks later does not wait for what was
+    queued since."""
+
+    def __init__(self, rates: Sequence[Any]) -> None:
+        self._rates: list[float | None] = []
+        away: list[torch.Tensor] = []
+        for rate in rates:
+            is_away = isinstance(rate, torch.Tensor) and rate.is_cuda
+            self._rates.append(None if is_away else float(rate))
+            away += [rate.detach().reshape(())] if is_away else []
+        self._copy: torch.Tensor | None = None
+        if away:
+            stacked = torch.stack([rate.to(torch.float64) for rate in away])
+            self._copy = torch.empty(len(away), dtype=torch.float64, pin_memory=True).copy_(stacked, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            self._copied.record()
+
+    def values(self) -> list[float]:
+        if self._copy is None:
+            return [rate for rate in self._rates if rate is not None]
+        self._copied.synchronize()
+        copied = iter(self._copy.tolist())
+        return [next(copied) if rate is None else rate for rate in self._rates]
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What all ranks know together of the update that made step `step`, and what a vector carries only a step later: saved with the state,
+    so that a resumed run hands it in as the uninterrupted one did. `squares` are of update and weights, by group."""
+
+    step: int = -1
+    squares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    lr_applied_ratio: float = math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """What is not finite is null."""
+        return {
+            "step": self.step,
+            "squares": {name: [_number(value) for value in pair] for name, pair in self.squares.items()},
+            "lr_applied_ratio": _number(self.lr_applied_ratio),
+        }
+
+    def values(self, groups: Sequence[str]) -> list[float]:
+        """As `UpdateSizes.take` has them: updates by group, then weights."""
+        return [self.squares.get(name, (0.0, 0.0))[part] for part in (0, 1) for name in groups]
+
+
+def late_from_json(value: Mapping[str, Any]) -> Late:
+    """What `to_json` gave; of an older checkpoint, which has none, nothing is known."""
+    if not value:
+        return Late()
+    squares = {name: (_known(update), _known(weight)) for name, (update, weight) in value["squares"].items()}
+    return Late(int(value["step"]), squares, _known(value["lr_applied_ratio"]))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _flat_sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:

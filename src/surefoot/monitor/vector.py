@@ -23,6 +23,7 @@ import torch
 from surefoot.core.errors import SurefootError
 from surefoot.core.hashing import key64
 from surefoot.core.records import RankSignals, Signals
+from surefoot.monitor.ratios import Late
 from surefoot.tensors.exact_sum import NUM_LEVELS
 
 VECTOR_VERSION = 5
@@ -174,6 +175,17 @@ def fold(words_RW: torch.Tensor, *, layout: Layout | None = None, figures: Figur
         update_ratios=update_ratios,
         probes=probes,
     )
+
+
+def fold_late(words_RX: torch.Tensor, *, layout: Layout, step: int) -> Late:
+    """Local, pure. From the gathered float64 words of all ranks, (squares of update, of weights, by group; applied ratio), to what `fold`
+    would make of them in the next vector, with the same bits."""
+    num_groups = len(layout.groups)
+    values_RX = words_RX.cpu().contiguous().numpy().view(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        updates_G, weights_G = np.add.reduce(values_RX, axis=0)[: 2 * num_groups].reshape(2, num_groups).tolist()
+    squares = dict(zip(layout.groups, zip(updates_G, weights_G, strict=True), strict=True))
+    return Late(step, squares, max(values_RX[:, -1].tolist(), key=_distance_from_1))
 
 
 def _columns(words_RW: torch.Tensor) -> Mapping[str, list[Any]]:

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from surefoot.checkpoint.manifest import read_manifest
 from surefoot.checkpoint.object_store import ObjectStore
 from surefoot.checkpoint.remote import copy_checkpoint
+from surefoot.checkpoint.verify import extras_of
 from surefoot.config import load_config
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import ConfigError, Incompatible, SurefootError, TrainingHalted
@@ -114,6 +116,46 @@ def test_a_schedule_handed_over_as_extra_goes_on_where_it_was(tmp_path: Path) ->
     again = resumed.run()
     assert resumed.rates == undisturbed.rates[10:]
     assert all(torch.equal(again[name], weights[name]) for name in weights)
+    whole, resumed_state = (monitor_state(tmp_path / name) for name in ("undisturbed", "run"))
+    assert whole["detectors"]["signals"]  # the ratio of the update before the checkpoint is in it once
+    assert resumed_state["detectors"] == whole["detectors"]
+    assert resumed_state["late"] == whole["late"]
+
+
+def monitor_state(run_dir: Path) -> dict[str, Any]:
+    """Of the last checkpoint."""
+    path = run_dir / "checkpoints" / fold_lineage(read_ledger(run_dir / "ledger.jsonl")).refs[-1].id
+    monitor = extras_of(path, read_manifest(path))["monitor"]
+    assert isinstance(monitor, dict)
+    return monitor
+
+
+def test_a_parameter_of_no_model_is_refused_by_name(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Guard(config_of(tmp_path), model=model, optimizer=optimizer, data=Points()) as guard:
+        guard.restore()
+        guard.begin()
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
+        with pytest.raises(Incompatible, match=r"1 parameters that the model had not .*\(3, 2\)"):
+            guard.judge(model(torch.ones(1, 8)).sum(), 4)
+
+
+def test_what_is_trained_only_later_is_of_its_own_group(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with Guard(config_of(tmp_path), model=model, optimizer=optimizer, data=Points()) as guard:
+        guard.restore()
+        guard.begin()
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+        loss = model(torch.ones(1, 8)).sum()
+        loss.backward()
+        assert guard.judge(loss, 4).proceeds
+        report = guard.finish()
+        assert all(norm > 0 for norm in report.group_norms.values())
+        assert list(report.group_norms) == ["0", "1"]
 
 
 def test_other_extra_than_was_saved_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.errors import SurefootError
+from surefoot.core.strict_json import canonical
 from surefoot.monitor.probe_figures import probe_figures
-from surefoot.monitor.vector import Flag, HostWords, Layout, encode, fold
+from surefoot.monitor.ratios import late_from_json
+from surefoot.monitor.vector import Flag, HostWords, Layout, encode, fold, fold_late
 
 HOST = HostWords(
     generation=3,
@@ -178,3 +181,24 @@ def test_of_many_ranks_each_figure_stays_with_its_rank_and_sums_are_rounded_once
     ]
     assert [part.loss_sum for part in signals.ranks] == losses
     assert signals.loss == math.fsum(losses) / signals.num_live_tokens
+
+
+def test_what_is_saved_of_the_newest_update_folds_into_the_same_bits() -> None:
+    """Of three ranks before, and of as many after: then rank 0 alone has it."""
+    layout = Layout(groups=("embed", "blocks.0", "head"))
+    moved_RX = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    moved_RX[:, [2, 5]] = 0.0  # nobody has told of the last group
+    ratios = (math.nan, 0.97, 1.01)
+
+    def folded(rows_RX: torch.Tensor, told: Sequence[float]) -> tuple[object, ...]:
+        hosts = [replace(HOST, lr_applied_ratio=ratio) for ratio in told]
+        rows = [words(host, tail=(1.0, 2.0, 3.0, *row_X.tolist())) for host, row_X in zip(hosts, rows_RX, strict=True)]
+        signals = fold(torch.stack(rows), layout=layout)
+        return signals.update_ratios, signals.lr_applied_ratio
+
+    gathered = torch.cat((moved_RX, torch.tensor(ratios, dtype=torch.float64)[:, None]), dim=1).view(torch.int64)
+    late = late_from_json(json.loads(canonical(fold_late(gathered, layout=layout, step=7).to_json())))
+    after_RX = torch.zeros_like(moved_RX)
+    after_RX[0] = torch.tensor(late.values(layout.groups), dtype=torch.float64)
+    assert folded(after_RX, (late.lr_applied_ratio, math.nan, math.nan)) == folded(moved_RX, ratios)
+    assert (late.step, late_from_json({}).step) == (7, -1)
