@@ -54,9 +54,7 @@ def train_step(parts: Parts, guard: Guard) -> StepReport:
     stage = stage_at(parts.config, batch.first_sample)
     tell_stages(parts, batch, step=guard.step + 1)
     set_rope_base(parts.cut.module, stage.rope_base)
-    rate = guard.lr_factor * learning_rate(
-        guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=stage.lr
-    )
+    rate = guard.lr_factor * learning_rate(guard.step + 1, parts.config.schedule, num_steps=parts.config.train.num_steps, peak=stage.lr)
     action = compute_and_judge(parts, guard, batch, rate=rate)
     while isinstance(action, Redo):  # it looks ill: the same batch once more, before it touches a weight
         parts.optimizer.zero_grad()
