@@ -55,8 +55,8 @@ def triage(
 
 
 def _symptoms(run_dir: Path, *, step: int | None, with_replay: bool, data: str) -> Answer:
-    from surefoot.cli.triage_facts import furthest_step, gather, read_entries
-    from surefoot.heal.triage import read_signs
+    from surefoot.cli.triage_facts import furthest_step, gather, ledger_fault, read_entries
+    from surefoot.heal.triage import Signs, read_signs
     from surefoot.heal.triage_checks import symptom
 
     entries, notes = read_entries(run_dir)
@@ -65,8 +65,13 @@ def _symptoms(run_dir: Path, *, step: int | None, with_replay: bool, data: str) 
             f"the run has not reached step {step}", where="--step", hint=f"it reached step {furthest}", got=step, limit=furthest
         )
     told = read_signs(entries, step=step)
+    fault = "" if notes else ledger_fault(run_dir)
+    if fault:
+        last_step = entries[-1].step if entries else 0
+        told = replace(told, signs=(Signs("ledger-cut", last_step, last_step), *told.signs))
     shown = replace(told, signs=told.signs[:MAX_SYMPTOMS])
     facts, more = gather(run_dir, shown, entries, data=data)
+    facts = replace(facts, ledger_fault=fault)
     found = [symptom(signs, told, facts) for signs in shown.signs]
     if with_replay:
         from surefoot.cli.triage_replay import replay_for

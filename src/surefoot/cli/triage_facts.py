@@ -23,7 +23,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.heal.incident import INCIDENT_NAME, with_documents
 from surefoot.heal.triage import Check, Name, Signs, Told, step_of
 from surefoot.heal.triage_checks import DocumentLook, Facts
-from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+from surefoot.observe.ledger import LEDGER_NAME, manifest_positions, read_ledger, verify_ledger
 from surefoot.observe.lineage import candidates, fold_lineage
 from surefoot.observe.run_dir import CHECKPOINTS_NAME, CONFIG_NAME
 
@@ -52,6 +52,13 @@ def read_entries(run_dir: Path) -> tuple[list[LedgerEntry], list[str]]:
     except Corrupt as error:
         entries = read_ledger(path, up_to_damage=True)
         return entries, [f"the ledger is damaged behind entry {len(entries)}: what follows is not read ({error.what})"]
+
+
+def ledger_fault(run_dir: Path) -> str:
+    """What the checkpoints know of the ledger that it does not hold itself; empty when they agree."""
+    manifests = manifest_positions(run_dir)  # before the ledger: a live run adds to both
+    check = verify_ledger(run_dir / LEDGER_NAME, manifests=manifests)
+    return "" if check.ok else f"{check.entries} entries; at entry {check.first_bad}: {check.detail}"
 
 
 def gather(run_dir: Path, told: Told, entries: Sequence[LedgerEntry], *, data: str) -> tuple[Facts, list[str]]:

@@ -15,7 +15,7 @@ from surefoot.core.records import Asks, LedgerEntry
 from surefoot.heal.alert_kinds import CORRUPTION_RULES, ranks_of
 
 _Ill = Literal["spike", "nan", "occasional-nan", "divergence", "ill-weights", "plateau", "rebound", "canary"]
-_Wrong = Literal["ranks-differ", "corruption", "unrepeatable", "schedule"]
+_Wrong = Literal["ledger-cut", "ranks-differ", "corruption", "unrepeatable", "schedule"]
 Name = Literal[_Ill, _Wrong, "asked"]
 Suspect = Literal["data", "code", "cluster", "state", "unknown"]
 Outcome = Literal["ok", "found", "unknown"]
@@ -44,7 +44,8 @@ _OF_RULE: Final[Mapping[str, Name]] = {
     "canary_2sigma_500": "canary",
 }
 _GRAVITY: Final = (
-    *("corruption", "nan", "divergence", "ill-weights", "schedule", "canary", "rebound", "spike", "ranks-differ", "occasional-nan"),
+    *("ledger-cut", "corruption", "nan", "divergence", "ill-weights", "schedule", "canary", "rebound", "spike"),
+    *("ranks-differ", "occasional-nan"),
     *("unrepeatable", "plateau", "asked"),
 )
 SUSPECT_OF_CAUSE: Final[Mapping[str, Suspect]] = {"data": "data", "state": "state", "hardware": "cluster", "schedule": "code"}

@@ -58,6 +58,7 @@ class Facts:
     step: int = 0
     clean_step: int | None = 0
     is_stopped: bool = False
+    ledger_fault: str = ""
     has_data: bool = True
 
 
@@ -90,6 +91,8 @@ def _checks(signs: Signs, facts: Facts, diagnosed: Diagnosed | None) -> list[Che
         return [*found, audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
     if signs.name == "corruption":
         return [software(signs, facts), audit(signs, facts), ranks(signs, facts), losses(signs, facts)]
+    if signs.name == "ledger-cut":
+        return [Check("ledger", "found", facts.ledger_fault)]
     if signs.name == "unrepeatable":
         return [configuration(signs, facts), software(signs, facts)]
     if signs.name == "schedule":
@@ -217,6 +220,8 @@ def _suspect(signs: Signs, checks: Sequence[Check], diagnosed: Diagnosed | None,
         return "cluster", f"ranks {', '.join(map(str, diagnosed.accused))}; by repetition: {diagnosed.reason}"
     if diagnosed is not None and diagnosed.cause in SUSPECT_OF_CAUSE:
         return SUSPECT_OF_CAUSE[diagnosed.cause], f"diagnosed by repetition: {diagnosed.reason}"
+    if signs.name == "ledger-cut":
+        return "unknown", "the checkpoints know of entries that the ledger has not: what else is said here may lack the end of the story"
     if signs.name in _CAUGHT_IN:
         return _CAUGHT_IN[signs.name], signs.entries[0].reason if signs.entries else ""
     # That several ranks stand apart (with two, both always do) accuses nobody.
@@ -251,6 +256,8 @@ def _action(
 ) -> str:
     """The next command. Where nobody is to blame yet, it is the one that makes the next check."""
     run, diagnosed = facts.run, told.about(signs)
+    if signs.name == "ledger-cut":
+        return f"surefoot ledger {run} --verify"
     if suspect == "data" and found:
         document = str(found[0].get("hash", ""))[:12]
         return f"surefoot data block {run} --document {document} --evidence-step {signs.gravest_step} --reason {signs.name}"

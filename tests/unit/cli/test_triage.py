@@ -108,6 +108,20 @@ def test_a_damaged_ledger_is_read_up_to_its_damage(triage: Any, folder: Folder) 
     assert "damaged behind entry 1" in answer["notes"][0]
 
 
+def test_a_ledger_that_was_cut_short_is_no_healthy_one(triage: Any, folder: Folder) -> None:
+    for step in (1, 2, 3):
+        folder.tell(Event.CHECKPOINT_COMMITTED, step=step)
+    lines = folder.ledger.path.read_bytes().splitlines(keepends=True)
+    path = folder.path / "checkpoints" / "s3-a1" / "manifest.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"ledger_seq": 3, "ledger_hash": json.loads(lines[2])["hash"], "id": "s3-a1"}))
+    assert triage()["symptoms"] == []
+    folder.ledger.path.write_bytes(b"".join(lines[:2]))
+    (one,) = triage()["symptoms"]
+    assert (one["name"], one["onset_step"], one["action"]) == ("ledger-cut", 2, f"surefoot ledger {folder.path} --verify")
+    assert "s3-a1" in one["checks"][0]["detail"]
+
+
 def test_a_config_that_cannot_be_read_is_said(triage: Any, folder: Folder) -> None:
     (folder.path / "config.toml").write_text("[nonsense")
     folder.found("outlier_loss", step=7)
@@ -137,14 +151,14 @@ def test_a_cursor_is_asked_what_its_step_takes(
     run_dir = make_run(tmp_path, three)
     ledger = Ledger(run_dir / LEDGER_NAME, clock=ManualClock(), by="rank 0")
     block = Block("samples", "20:30", "skip", samples=(20, 30))
-    ledger.append(
+    taken = ledger.append(
         Event.BLOCK_TAKEN, generation=1, attempt=1, step=0, fields=taken_fields(block, asked=None, count=1, head=head_of([block]))
     )
     base = len(next_samples) - 1
     record_attempt(run_dir, attempt=1, base_step=0, next_samples=next_samples[:-1])
     record_attempt(run_dir, attempt=2, base_step=base, next_samples=next_samples[-1:])
     saved = Manifest(1, f"s{base}-a1", "mine", base, 1, 1, None, "t", None, 1, "", {}, "", "", {}, {}, 1, "", {"next_sample": 0}, (), ())
-    saved = sealed(replace(saved, cursor={"next_sample": next_samples[base - 1]}))
+    saved = sealed(replace(saved, ledger_seq=taken.seq, ledger_hash=taken.hash, cursor={"next_sample": next_samples[base - 1]}))
     folder = run_dir / "checkpoints" / saved.id
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_bytes(manifest_bytes(saved))
