@@ -71,7 +71,7 @@ def _of_run(path: Path) -> Series:
 
     if not (path / "metrics").is_dir():
         raise DataError("holds no metrics", where=str(path), hint="the folder of a run that has finished a step, or a CSV")
-    table = read_steps(path)
+    table = read_steps(path, columns=tuple(COLUMNS))
     newest: dict[int, tuple[Any, ...]] = {}
     for row in zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True):  # sorted by generation and attempt
         newest[row[0]] = row

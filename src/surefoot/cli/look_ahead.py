@@ -58,7 +58,7 @@ class View:
 
     def next_sample(self) -> int:
         """Where the run is, by its newest row; before the first one, where it began."""
-        rows = read_steps(self._run_dir, newest=1)
+        rows = read_steps(self._run_dir, newest=1, columns=("next_sample",))
         return int(rows.column("next_sample")[-1].as_py()) if rows.num_rows else self.run.steps.newest[1]
 
     def close(self) -> None:

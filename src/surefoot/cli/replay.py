@@ -14,7 +14,7 @@ import typer
 
 from surefoot.cli.console import say
 from surefoot.cli.new_folder import refuse_taken
-from surefoot.cli.replay_compare import Compared, compare_steps, rows_of_line
+from surefoot.cli.replay_compare import COUNTS, FIGURES, Compared, compare_steps, rows_of_line
 from surefoot.cli.replay_folder import config_for_replay, lay_out, seen_path
 from surefoot.cli.replay_plan import Original, changed_surroundings, read_original, recorded_to, refuse_other_config, script_for
 from surefoot.cli.replay_words import first_nonfinite, heads_by_layer, lines_of
@@ -88,9 +88,9 @@ def replay(
         refuse_taken(out, option="--out")
     asked = _Asked(from_, steps, name_nonfinite, logits)
     original = read_original(run_dir, from_step=from_, num_steps=steps, without=tuple(without or ()))
-    recorded = _recorded(original, asked)
+    _refuse_unrecorded(original, asked)
     with _folder(out) as folder:
-        done = _first_that_loads(original, asked, recorded, folder, quiet=json_output)
+        done = _first_that_loads(original, asked, folder, quiet=json_output)
     answer = _answer(original, asked, done, out)
     typer.echo(strict_json.dumps(answer) if json_output else "\n".join(lines_of(answer)))
     if not answer["same"]:
@@ -107,36 +107,38 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def _recorded(original: Original, asked: _Asked) -> dict[int, Any]:
-    """What the present line has of the steps up to the last that is asked for. Raises ConfigError where it ends before."""
-    rows = _rows(original.run_dir, range(1, asked.last_step + 1))
-    found = rows_of_line(rows, original.segments)
-    first = original.segments[0].first_step
-    if asked.last_step not in found:
+def _recorded(original: Original, steps: range) -> dict[int, Any]:
+    """What the present line has of these steps."""
+    return dict(rows_of_line(_rows(original.run_dir, steps), original.segments))
+
+
+def _refuse_unrecorded(original: Original, asked: _Asked) -> None:
+    """Raises ConfigError where the present line ends before the last step that is asked for."""
+    if not _recorded(original, range(asked.last_step, asked.last_step + 1)):
+        first, found = original.segments[0].first_step, _recorded(original, range(1, asked.last_step + 1))
         last = recorded_to(original.segments, list(found))
         raise ConfigError(
             f"steps {asked.from_step + 1} to {asked.last_step} were asked for, and the present line has steps {first} to {last} recorded",
             where=str(original.run_dir),
             hint=f"--steps {last - asked.from_step}" if last > asked.from_step else f"--from {max(first - 1, last - 1)} --steps 1",
         )
-    return dict(found)
 
 
 def _rows(run_dir: Path, steps: range) -> list[dict[str, Any]]:
     from surefoot.observe.metrics import read_steps
 
-    rows: list[dict[str, Any]] = read_steps(run_dir, steps=steps).to_pylist()
+    rows: list[dict[str, Any]] = read_steps(run_dir, steps=steps, columns=(*FIGURES, *COUNTS)).to_pylist()
     return rows
 
 
-def _first_that_loads(original: Original, asked: _Asked, recorded: dict[int, Any], folder: Path, *, quiet: bool) -> _Done:
+def _first_that_loads(original: Original, asked: _Asked, folder: Path, *, quiet: bool) -> _Done:
     """From the newest checkpoint that loads. Each try has a folder of its own."""
     notes: list[str] = []
     for number, start in enumerate(original.starts, start=1):
         place = folder / (start.id if start else "start")
         place.mkdir()
         try:
-            return _compute(original, asked, recorded, place, start=start, notes=notes, quiet=quiet)
+            return _compute(original, asked, place, start=start, notes=notes, quiet=quiet)
         except CheckpointError as error:
             if number == len(original.starts) or start is None:
                 raise
@@ -147,7 +149,6 @@ def _first_that_loads(original: Original, asked: _Asked, recorded: dict[int, Any
 def _compute(
     original: Original,
     asked: _Asked,
-    recorded: dict[int, Any],
     place: Path,
     *,
     start: CheckpointRef | None,
@@ -165,7 +166,7 @@ def _compute(
     _run_ranks(loaded.config, place, ledger, quiet=quiet)
     steps = range(first_step, asked.last_step + 1)
     replayed = {int(row["step"]): row for row in _rows(place, steps)}
-    compared = compare_steps(recorded, replayed, steps=steps, skipped=script.skips)
+    compared = compare_steps(_recorded(original, steps), replayed, steps=steps, skipped=script.skips)
     seen = [strict_json.loads(seen_path(place, rank=rank).read_bytes()) for rank in range(loaded.config.parallel.num_ranks)]
     began = next(entry for entry in read_ledger(ledger.path) if entry.event == Event.ATTEMPT_STARTED)
     environment = dict(began.fields.get("environment") or {})  # type: ignore[call-overload]  # JSON of our own

@@ -197,6 +197,6 @@ def _layout(told: object) -> ParallelSection | None:
 def _rows(run_dir: Path, *, newest: int | None = None, steps: range | None = None) -> list[dict[str, Any]]:
     from surefoot.observe.metrics import read_steps
 
-    table = read_steps(run_dir, newest=newest, steps=steps).select(["step", "attempt", "next_sample"])
+    table = read_steps(run_dir, newest=newest, steps=steps, columns=("next_sample",)).select(["step", "attempt", "next_sample"])
     rows: list[dict[str, Any]] = table.slice(max(0, table.num_rows - newest) if newest else 0).to_pylist()
     return rows

@@ -97,7 +97,7 @@ def _row_at(run: Path, step: int) -> dict[str, Any]:
     """What the run did last at `step`: how many samples it had seen, and at which rate."""
     from surefoot.observe.metrics import read_steps
 
-    rows: list[dict[str, Any]] = read_steps(run, steps=range(step, step + 1)).to_pylist()
+    rows: list[dict[str, Any]] = read_steps(run, steps=range(step, step + 1), columns=("next_sample", "lr")).to_pylist()
     if not rows:
         raise ConfigError(f"nothing is known of step {step}", where=str(run), hint="see `surefoot checkpoint list RUN`")
     return rows[-1]

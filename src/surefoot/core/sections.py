@@ -299,6 +299,13 @@ class MonitorSection:
     probe_interval_steps: int = setting(
         50, "activations, small and large values, attention logits and moments are looked at this often; 0 is off", unit="steps", low=0
     )
+    rank_interval_steps: int = setting(
+        0,
+        "a row of the metrics has columns by rank and by group of parameters this often, and always where something was found or a step is "
+        "no plain update; detectors see each step. 0 is every step up to 64 ranks, else every 10th: a row of 1,024 has 31 kB",
+        unit="steps",
+        low=0,
+    )
     peak_flops: float = setting(
         0.0, "of one device, dense: what MFU is a share of; 0 takes the data sheet's of a known GPU, a CPU has none", unit="FLOP/s", low=0.0
     )

@@ -9,10 +9,21 @@ from typing import Any
 from surefoot.core.records import RankSignals, Signals
 from surefoot.monitor.windows import loss_figures
 
+MOST_RANKS = 64
+"""That every row has columns of by default: with as many groups a row has some 4 kB then, and takes a third of a millisecond."""
 
-def signal_columns(signals: Signals, *, losses: Sequence[float], times: Mapping[str, float]) -> dict[str, Any]:
-    """The fields of StepReport that are signals. What was not measured is None, or empty."""
-    return {
+_BY_PART = ("rank_losses", "rank_tokens", "rank_norms", "group_norms", "update_ratios")
+
+
+def tells_parts(step: int, *, interval_steps: int, world_size: int, is_news: bool) -> bool:
+    """Whether the row of this step has columns by rank and by group. `is_news`: it is no plain update, or something was found."""
+    every = interval_steps or (1 if world_size <= MOST_RANKS else 10)
+    return is_news or step % every == 0
+
+
+def signal_columns(signals: Signals, *, losses: Sequence[float], times: Mapping[str, float], by_part: bool = True) -> dict[str, Any]:
+    """The fields of StepReport that are signals. What was not measured is None, or empty, as those by rank and group are not `by_part`."""
+    columns = {
         "lr_applied_ratio": None if math.isnan(signals.lr_applied_ratio) else signals.lr_applied_ratio,
         "num_nonfinite": signals.num_nonfinite,
         "loss_scale": None if math.isnan(signals.loss_scale) else signals.loss_scale,
@@ -26,6 +37,7 @@ def signal_columns(signals: Signals, *, losses: Sequence[float], times: Mapping[
         **loss_figures(losses),
         **{name: times.get(name) for name in ("forward_s", "backward_s", "reduce_s")},
     }
+    return columns if by_part else {name: value for name, value in columns.items() if name not in _BY_PART}
 
 
 def _loss_of(part: RankSignals) -> float:

@@ -115,7 +115,7 @@ def _rows(run_dir: Path, steps: range, *, attempt: int) -> list[dict[str, Any]]:
     from surefoot.observe.metrics import read_steps  # pyarrow starts threads: after the fork
 
     by_step: dict[int, dict[str, Any]] = {}
-    for row in read_steps(run_dir, steps=steps).to_pylist():
+    for row in read_steps(run_dir, steps=steps, columns=(*_FROZEN_LOSSES, "step_s")).to_pylist():
         if int(row["attempt"]) <= attempt:
             by_step[int(row["step"])] = row
     return [by_step[number] for number in sorted(by_step)]

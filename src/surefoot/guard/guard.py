@@ -34,7 +34,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.guard.assembly import Handed, bind
 from surefoot.guard.audit import bits_are_promised
 from surefoot.guard.capabilities import NO_RATE, missing_capabilities
-from surefoot.guard.columns import signal_columns
+from surefoot.guard.columns import signal_columns, tells_parts
 from surefoot.guard.judging import Measured
 from surefoot.guard.loss_scale import loss_scaler
 from surefoot.guard.quarantine import note_lost_shard
@@ -444,6 +444,12 @@ class Guard:
 
     def _report(self, signals: Signals, action: Action, held_out: HeldOutLoss | None, *, saved: str | None) -> StepReport:
         times: dict[str, Any] = self._run.times.end(num_live_tokens=signals.num_live_tokens)
+        by_part = tells_parts(
+            self._run.state.step,
+            interval_steps=self._run.config.monitor.rank_interval_steps,
+            world_size=self._run.world.size,
+            is_news=not isinstance(action, Proceed) or self._run.monitoring.has_findings,
+        )
         return StepReport(
             step=self._run.state.step,
             attempt=self._run.state.attempt,
@@ -464,7 +470,7 @@ class Guard:
             saved=saved,
             device_tokens_per_s=self._run.speed.of_device(times["tokens_per_s"]),
             mfu=self._run.speed.mfu(times["tokens_per_s"], next_sample=self._run.state.data.next_sample),
-            **signal_columns(signals, losses=self._run.state.monitor.losses, times=self._parts_s),
+            **signal_columns(signals, losses=self._run.state.monitor.losses, times=self._parts_s, by_part=by_part),
             **times,
         )
 

@@ -66,6 +66,11 @@ class Monitoring:
             monitor.detectors, monitor.watch, monitor.losses, monitor.canary_anew = detectors.DetectorState(), None, (), True
         monitor.config_word = word
 
+    @property
+    def has_findings(self) -> bool:
+        """Whether the detectors had something to say of the step that was looked at last."""
+        return bool(self._findings)
+
     # --- in a step ---
 
     def begin(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -49,13 +49,13 @@ class Recorder:
         """The ledger so far; empty on other ranks."""
         return read_ledger(self._ledger.path) if self._ledger else []
 
-    def rows(self, steps: range) -> list[dict[str, Any]]:
-        """What the metrics store holds about these steps, of whichever attempt; empty on other ranks."""
+    def rows(self, steps: range, *, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """These columns of what the metrics store holds about these steps, of whichever attempt; empty on other ranks."""
         if self._metrics is None:
             return []
         from surefoot.observe.metrics import read_steps
 
-        rows: list[dict[str, Any]] = read_steps(self._run_dir, steps=steps).to_pylist()
+        rows: list[dict[str, Any]] = read_steps(self._run_dir, steps=steps, columns=columns).to_pylist()
         return rows
 
     def ledger(self, event: Event, *, rule: str = "", reason: str = "", fields: Mapping[str, object] | None = None) -> None:

@@ -40,6 +40,7 @@ from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
 from surefoot.guard.survey import Survey, survey, survey_from_json
 from surefoot.guard.trajectory import (
+    COLUMNS,
     DataChange,
     Facts,
     difference_fields,
@@ -296,7 +297,7 @@ class Recovery:
         ref = lineage.ref(manifest.id)
         if ref is None or not max_steps:
             return [(), ()]
-        rows = self._recorder.rows(range(manifest.step + 1, manifest.step + 1 + max_steps))
+        rows = self._recorder.rows(range(manifest.step + 1, manifest.step + 1 + max_steps), columns=COLUMNS)
         history, now = fold_history(before, refs=lineage.refs), self._facts()
         left_out = self._changes([(int(row["attempt"]), int(row["next_sample"])) for row in rows])
         changes = (*left_out, *stage_changes(before))

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ _SEGMENT_NAME = re.compile(r"steps-g(\d+)-(\d+)\.arrows")
 _PARQUET_NAME = re.compile(r"steps-(\d+)\.parquet")
 _ROW_KEY = ("generation", "attempt", "step")
 _READ_TRIES = 5
+_ROWS_PER_GROUP = 1024  # of a Parquet file: who asks for some steps reads the groups that have them
 
 _BY_NAME = pa.map_(pa.utf8(), pa.float64())
 _REPORT_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
@@ -165,16 +166,18 @@ def _column_value(value: Any) -> Any:
     return (list(value) or None) if isinstance(value, tuple) else value
 
 
-def read_steps(run_dir: Path, *, newest: int | None = None, steps: range | None = None) -> pa.Table:
+def read_steps(run_dir: Path, *, newest: int | None = None, steps: range | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     """All rows, sorted by (generation, attempt, step), each once. Safe while others write and compact; torn or damaged ends are left out.
 
     With `newest`, at least so many of the newest rows, read from as few files as hold them. With `steps`, the rows of these steps alone.
+    With `columns`, these alone, behind generation, attempt and step. A column that no file has is null, or left out if it is none of ours.
     """
     folder = run_dir / "metrics"
+    wanted = tuple(dict.fromkeys((*_ROW_KEY, *columns))) if columns is not None else None
     for _ in range(_READ_TRIES):
         with suppress(FileNotFoundError):  # Compacted away while we read: its rows are in a Parquet file by now.
-            return _unique(_read_files(folder, newest=newest, steps=steps))
-    return _unique(_read_files(folder, newest=newest, steps=steps))
+            return _unique(_read_files(folder, newest=newest, steps=steps, columns=wanted), columns=wanted)
+    return _unique(_read_files(folder, newest=newest, steps=steps, columns=wanted), columns=wanted)
 
 
 def compact(run_dir: Path) -> Path | None:
@@ -205,7 +208,7 @@ def compact(run_dir: Path) -> Path | None:
 def _publish(table: pa.Table, target: Path) -> None:
     temporary = target.with_suffix(".tmp")
     try:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", row_group_size=_ROWS_PER_GROUP)
         fsync_file(temporary)
         os.replace(temporary, target)
     except BaseException:
@@ -214,7 +217,7 @@ def _publish(table: pa.Table, target: Path) -> None:
     fsync_dir(target.parent)
 
 
-def _read_files(folder: Path, *, newest: int | None, steps: range | None) -> list[pa.Table]:
+def _read_files(folder: Path, *, newest: int | None, steps: range | None, columns: Sequence[str] | None) -> list[pa.Table]:
     # Segments first: one that vanishes after this is either listed by a Parquet file below or missed by name, and then all is read again.
     segments = _segments(folder)
     covered = _covered(folder)
@@ -222,7 +225,7 @@ def _read_files(folder: Path, *, newest: int | None, steps: range | None) -> lis
     readers += [(path, _read_parquet) for path in reversed(_parquets(folder))]
     tables: list[pa.Table] = []
     for path, read in readers:
-        tables.append(_of_steps(read(path), steps))
+        tables.append(_of_steps(read(path, steps=steps, columns=columns), steps))
         if newest is not None and sum(table.num_rows for table in tables) >= newest:
             break
     return tables
@@ -235,12 +238,17 @@ def _of_steps(table: pa.Table, steps: range | None) -> pa.Table:
     return table.filter(pa.array((step >= steps.start) & (step < steps.stop)))
 
 
-def _read_segment(path: Path) -> pa.Table:
+def _read_segment(path: Path, *, steps: range | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """A segment has no index: `steps` are left to the caller."""
     batches = []
     schema = STEP_SCHEMA
     content = path.read_bytes()
     try:
-        with pa.ipc.open_stream(content) as stream:
+        options = pa.ipc.IpcReadOptions()
+        if columns is not None:
+            with pa.ipc.open_stream(content) as stream:
+                options.included_fields = [place for place, name in enumerate(stream.schema.names) if name in columns]
+        with pa.ipc.open_stream(content, options=options) as stream:
             schema = stream.schema
             while True:
                 batches.append(stream.read_next_batch())
@@ -251,9 +259,12 @@ def _read_segment(path: Path) -> pa.Table:
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _read_parquet(path: Path, *, steps: range | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     try:
-        return pq.read_table(path, partitioning=None, use_threads=False)
+        with pq.ParquetFile(path) as file:
+            groups = [group for group in range(file.num_row_groups) if steps is None or _may_have(file.metadata.row_group(group), steps)]
+            known = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+            return file.read_row_groups(groups, columns=known, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
@@ -261,14 +272,26 @@ def _read_parquet(path: Path) -> pa.Table:
         return STEP_SCHEMA.empty_table()
 
 
-def _concat(tables: list[pa.Table]) -> pa.Table:
-    bare = [table.replace_schema_metadata(None) for table in [STEP_SCHEMA.empty_table(), *tables]]
+def _may_have(group: pq.RowGroupMetaData, steps: range) -> bool:
+    places = (group.column(place) for place in range(group.num_columns))
+    statistics = next((column.statistics for column in places if column.path_in_schema == "step"), None)
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return bool(statistics.min < steps.stop and statistics.max >= steps.start)
+
+
+def _concat(tables: list[pa.Table], *, columns: Sequence[str] | None = None) -> pa.Table:
+    ours = STEP_SCHEMA.empty_table()
+    if columns is not None:
+        ours = ours.select([name for name in columns if name in STEP_SCHEMA.names])
+        tables = [table.select([name for name in table.schema.names if name in columns]) for table in tables]
+    bare = [table.replace_schema_metadata(None) for table in [ours, *tables]]
     return pa.concat_tables(bare, promote_options="permissive")
 
 
-def _unique(tables: list[pa.Table] | pa.Table) -> pa.Table:
+def _unique(tables: list[pa.Table] | pa.Table, *, columns: Sequence[str] | None = None) -> pa.Table:
     """Sorted by (generation, attempt, step); of equal ones the last written stays."""
-    table = tables if isinstance(tables, pa.Table) else _concat(list(reversed(tables)))
+    table = tables if isinstance(tables, pa.Table) else _concat(list(reversed(tables)), columns=columns)
     keys = [np.asarray(table.column(name).fill_null(-1)) for name in _ROW_KEY]
     order = np.lexsort(keys[::-1])
     is_last = np.ones(len(order), dtype=bool)

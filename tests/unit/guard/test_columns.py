@@ -15,7 +15,7 @@ from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import RankSignals, Signals
 from surefoot.core.sections import DataSection, ModelSection, MonitorSection, RunConfig, StageSection
 from surefoot.guard.capabilities import missing_capabilities
-from surefoot.guard.columns import signal_columns
+from surefoot.guard.columns import signal_columns, tells_parts
 from surefoot.guard.speed import Speed
 from surefoot.plan.hardware import peak_of_device
 
@@ -46,6 +46,30 @@ def test_each_rank_has_its_own_figures() -> None:
     assert math.isnan(columns["rank_losses"][1])  # it counts no tokens
     assert (columns["rank_tokens"], columns["rank_norms"], columns["memory_bytes"]) == ((10, 0), (2.0, math.inf), 9)
     assert (columns["lr_applied_ratio"], columns["forward_s"], columns["loss_mean_500"]) == (0.5, 0.25, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "interval_steps", "world_size", "is_news", "wanted"),
+    [
+        (7, 0, 64, False, True),
+        (7, 0, 65, False, False),
+        (10, 0, 65, False, True),
+        (7, 0, 1024, True, True),
+        (7, 5, 2, False, False),
+        (15, 5, 2, False, True),
+        (7, 1, 1024, False, True),
+    ],
+)
+def test_rows_of_many_ranks_have_columns_by_rank_at_a_cadence(
+    step: int, interval_steps: int, world_size: int, is_news: bool, wanted: bool
+) -> None:
+    assert tells_parts(step, interval_steps=interval_steps, world_size=world_size, is_news=is_news) == wanted
+
+
+def test_a_row_without_parts_has_all_the_rest() -> None:
+    whole, bare = (signal_columns(SIGNALS, losses=(3.0, 5.0), times={}, by_part=by_part) for by_part in (True, False))
+    assert whole.keys() - bare.keys() == {"rank_losses", "rank_tokens", "rank_norms", "group_norms", "update_ratios"}
+    assert bare == {name: whole[name] for name in bare}
 
 
 class Sized(nn.Module):

@@ -304,3 +304,29 @@ def test_a_reader_is_right_while_another_process_compacts(tmp_path: Path, report
         assert found == list(range(1, len(found) + 1))
         assert len(found) >= num_generations
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_reader_takes_what_it_asks_for(tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.observe.metrics._ROWS_PER_GROUP", 4)
+    out = writer(tmp_path)
+    write_steps(out, report, 1, 20, rank_norms=(1.0, 2.0), probes={"log_z": 1.5})
+    out.close()
+    compact(tmp_path)
+    write_steps(writer(tmp_path, generation=2), report, 21, 24, generation=2, rank_norms=(3.0, 4.0))
+    taken: list[tuple[int, int]] = []
+    read = pq.ParquetFile.read_row_groups
+
+    def counted(file: pq.ParquetFile, groups: list[int], **named: Any) -> pa.Table:
+        table = read(file, groups, **named)
+        taken.append((table.num_rows, table.num_columns))
+        return table
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    table = read_steps(tmp_path, steps=range(14, 23), columns=("rank_norms", "loss", "no_such"))
+    assert table.schema.names == ["generation", "attempt", "step", "rank_norms", "loss"]
+    assert [(row["step"], row["rank_norms"]) for row in table.to_pylist()] == [
+        (step, [1.0, 2.0] if step <= 20 else [3.0, 4.0]) for step in range(14, 23)
+    ]
+    assert taken == [(8, 5)]  # two groups of four rows
+    whole = read_steps(tmp_path, steps=range(14, 23))
+    assert whole.select(table.schema.names).to_pylist() == table.to_pylist()
