@@ -35,7 +35,7 @@ Kind = Literal[
 LR_FACTOR = 30.0
 LR_STEPS = 3
 BIAS = 1.001
-HIGH_EXPONENT_BITS = range(30, 22, -1)
+HIGH_BITS = range(28, 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +168,14 @@ def _drawn(parameters: list[nn.Parameter], place: int) -> nn.Parameter:
 def _flip(tensor: torch.Tensor, *, place: int, bit: int | None) -> None:
     """In place: one bit of the largest of a few elements, float32, so that there is something to flip where most are zero.
 
-    Without a `bit` the highest of the exponent that is not set: the value grows.
+    Without a `bit` one of the highest of the exponent that is not set: the value grows by 2^32 at least.
     """
     local: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = local.view(-1)
     first = place % flat.numel()
     index = first + int(flat[first : first + 64].abs().argmax())
     (bits,) = struct.unpack("<I", struct.pack("<f", float(flat[index])))
-    flipped = bit if bit is not None else next(high for high in HIGH_EXPONENT_BITS if not bits >> high & 1)
+    unset = [high for high in HIGH_BITS if not bits >> high & 1]
+    flipped = bit if bit is not None else unset[place % len(unset)]
     (value,) = struct.unpack("<f", struct.pack("<I", bits ^ (1 << flipped)))
     flat[index] = value
