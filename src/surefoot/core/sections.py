@@ -500,7 +500,7 @@ class AlertsSection:
     repeat_s: float = setting(900.0, "an alert of the same kind is not sent again sooner", unit="s", low=0.0)
     max_per_hour: int = setting(30, "more are counted and told together", low=1)
     timeout_s: float = setting(5.0, "one delivery may take so long; receivers answer in a fraction of it", unit="s", low=0.1)
-    runbook: str = setting("", "base address of your runbook; empty takes docs/runbook.md's anchors")
+    runbook: str = setting("", "base address of your runbook; empty names the entry alone")
 
 
 @dataclass(frozen=True, slots=True)

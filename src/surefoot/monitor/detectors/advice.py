@@ -11,8 +11,9 @@ from surefoot.monitor.detectors.catalog import RATIO, RATIO_BURST, advisory_rule
 from surefoot.monitor.detectors.cusum import AT_ZERO, Cusum, Limits
 from surefoot.monitor.detectors.robust import SIGMA_OF_MAD, Window, clipped, mad, median
 
-NUM_KEPT, NUM_LEAST = 32, 16
-"""Values of each signal, of which there may be more than a thousand: with four times as many a state was 3.6 MB of JSON at every save."""
+NUM_KEPT, NUM_LEAST = 64, 16
+"""Values of each signal. There may be more than a thousand signals, and twice as many values were 3.6 MB of JSON at every save; with half
+as many a third of the steps up by 3 sigma is missed, since the level follows before the sum is high."""
 
 LIMITS = Limits(slack=1.0, height=12.0, repeat=1000)
 """What goes on is said again once in a thousand looks: advice is no vote, and signals of a healthy run grow for long."""
