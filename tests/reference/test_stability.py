@@ -11,7 +11,7 @@ import pytest
 from surefoot.cli.calibrate_table import read_series
 from surefoot.core.records import Asks
 from surefoot.core.sections import CanarySection, HealSection, MonitorSection
-from surefoot.monitor.calibrate import ACTS, EPISODE_STEPS, HEALTHY_STEPS, Series, calibrate, episodes, healthy_start
+from surefoot.monitor.calibrate import ACTS, HEALTHY_STEPS, Series, calibrate, episodes, healthy_start
 from surefoot.monitor.canary import CanaryState, hear
 from surefoot.monitor.detectors import DetectorState, bindings, observe, thresholds_of
 
