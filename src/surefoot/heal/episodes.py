@@ -147,7 +147,8 @@ def _vanished(episode: Episode, rotated_says: Diagnosis | None) -> Verdict:
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """What the ledger says. `is_back`: the open one has gone back in its phase. The budget is counted from `opened_at`, the steps at which
-    episodes were opened. `closed_rules` were rolled back for, with an end; `lr_factor` is what the last roll-back made of the learning rate.
+    episodes were opened. `closed_rules` were rolled back for, with an end; `lr_factor` is what the last roll-back made of the learning
+    rate.
     """
 
     open: Episode | None = None
