@@ -294,7 +294,7 @@ class Half:
         ({"scaler": Half()}, r"scaler=.*property scale .*at_minimum.*update.*state_dict"),
         ({"extra": {"average": Half()}}, r"extra\['average'\]=.*no method state_dict.*load_state_dict"),
     ],
-    ids=str,
+    ids=["no data", "data", "evaluation", "recompute", "gauges", "scaler", "extra"],  # the same in every process
 )
 def test_what_lacks_a_part_is_refused_before_anything_is_written(tmp_path: Path, handed: dict[str, Any], says: str) -> None:
     model = nn.Linear(8, 1)
