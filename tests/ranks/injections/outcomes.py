@@ -12,7 +12,7 @@ from surefoot.core.records import LedgerEntry
 from tests.ranks.injections.drawing import Case
 
 _SEEN = (Event.ANOMALY_FOUND, Event.STEP_RECHECKED, Event.REPLAY_DIFFERED)
-_ADVISORY = "cusum"
+ADVICE = "cusum"
 SAME_BITS, WITHIN, WORSE = "the same bits", "within the spread", "WORSE"
 _DONE = {
     Event.UPDATE_SKIPPED: "skip",
@@ -87,7 +87,7 @@ def outcome_of(case: Case, entries: Sequence[LedgerEntry], *, exit_code: int, un
 
 def _speaks(entry: LedgerEntry) -> bool:
     """Advice apart: it is no alarm."""
-    return entry.event in _SEEN and not entry.rule.startswith(_ADVISORY)
+    return entry.event in _SEEN and not entry.rule.startswith(ADVICE)
 
 
 def refused(case: Case, error: str, *, exit_code: int) -> Outcome:
