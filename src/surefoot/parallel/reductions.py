@@ -7,7 +7,7 @@ reduction is only begun, and its result is looked at once the backward is over, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-
-# The interface that FSDPModule.set_custom_reduce_scatter asks for; torch exports the method but not the class.
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from surefoot.parallel.gauges import Gauges
+from surefoot.parallel.reduce_scatter import SeenReduceScatter
 from surefoot.parallel.sharded import sharded_modules
 
 MAX_UNDER_WAY = 2
@@ -45,7 +43,7 @@ class Reductions:
         self._begun: deque[_Begun] = deque()
         self._open = False
         for unit in sharded_modules(root):
-            unit.set_custom_reduce_scatter(_BegunReduceScatter(unit, self, gauges=gauges))
+            unit.set_custom_reduce_scatter(SeenReduceScatter(gauges.note_contribution, _Begin(unit, self)))
 
     @contextmanager
     def beside_backward(self) -> Iterator[None]:
@@ -88,46 +86,13 @@ def measure_contributions(root: FSDPModule, *, gauges: Gauges) -> None:
     """Local. After `root` has its memory. Its reductions stay those of `fully_shard`, and tell what they are about to reduce."""
     gauges.reductions_are_inside()
     for unit in sharded_modules(root):
-        unit.set_custom_reduce_scatter(_MeasuredReduceScatter(gauges))
+        unit.set_custom_reduce_scatter(SeenReduceScatter(gauges.note_contribution))
 
 
-class _MeasuredReduceScatter(ReduceScatter):
-    """What `fully_shard` calls itself, and a look at what goes in.
+class _Begin:
+    """What is called instead of the blocking collective, for one unit."""
 
-    It asks for the memory of what goes in, fills it, and asks for the memory of what comes out. That is where it is looked at, for over an
-    axis of one rank no collective is called.
-    """
-
-    def __init__(self, gauges: Gauges) -> None:
-        self._gauges = gauges
-        self._entering: torch.Tensor | None = None
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        made = torch.empty(*size, dtype=dtype, device=device)
-        if self._entering is None:
-            self._entering = made
-        else:
-            self._gauges.note_contribution(self._entering)
-            self._entering = None
-        return made
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        work: dist.Work | None = dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-        return work
-
-
-class _BegunReduceScatter(_MeasuredReduceScatter):
-    """What `fully_shard` calls instead of the blocking collective, for one unit."""
-
-    def __init__(self, unit: FSDPModule, reductions: Reductions, *, gauges: Gauges) -> None:
-        super().__init__(gauges)
+    def __init__(self, unit: FSDPModule, reductions: Reductions) -> None:
         assert isinstance(unit, nn.Module)  # fully_shard only changed its class
         others = {id(parameter) for inner in sharded_modules(unit)[1:] for parameter in inner.parameters()}  # type: ignore[attr-defined]
         self._unit = unit
@@ -135,12 +100,7 @@ class _BegunReduceScatter(_MeasuredReduceScatter):
         self._reductions = reductions
 
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, group: dist.ProcessGroup, op: Any, async_op: bool
     ) -> None:
         self._reductions.make_room(self._unit)
         work = dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=True)
