@@ -85,6 +85,7 @@ def test_a_wrong_rate_that_comes_again_is_given_up_after_one_roll_back(bench: Be
     assert outcome.exit_code == 6, outcome.line()
 
 
+@pytest.mark.campaign
 def test_a_wrong_rate_that_nobody_heals_leaves_a_worse_model(bench: Bench) -> None:
     """The control: what is healed above does harm."""
     case = draw("rate-not-as-told", seed=_SEED, data=bench.data)
@@ -112,6 +113,7 @@ def test_an_episode_goes_from_the_state_over_the_ranks_to_the_data(bench: Bench)
     assert last_saved == config.train.num_steps
 
 
+@pytest.mark.campaign
 def test_the_second_line_lowers_the_rate_from_the_roll_back_on_and_is_no_difference(bench: Bench) -> None:
     first = draw("nan-in-an-atom", seed=_SEED, data=bench.data, window=(22, 30))
     again = draw("nan-in-an-atom", seed=_SEED + 1, data=bench.data, window=(62, 70))
