@@ -123,7 +123,7 @@ def test_a_live_run_follows_its_operators_and_a_pause_outlives_its_ranks(tmp_pat
         assert job.order("resume", "--cause", "it was good")["released"]
         job.until(lambda: job.step() > at + 5)
         first = saved["step"] + 3
-        back = job.order("rollback", "--to", str(saved["step"] + 1), "--skip", f"{first}:{first + 2}")
+        back = job.order("rollback", "--to", str(saved["step"] + 1), "--skip", f"{first}:{first + 2}", "--yes")
         assert (back["step"], back["checkpoint"]["id"]) == (saved["step"], saved["id"])
         (block,) = fold_blocks(read_ledger(job.dir / "ledger.jsonl")).blocks
         assert (block.samples, block.effective_sample) == ((4 * (first - 1), 4 * (first + 1)), 4 * saved["step"])

@@ -87,6 +87,11 @@ def load(
         return _load(path, every_source, state=state, world=world, expected_state_digest=expected_state_digest)
 
 
+def was_touched(error: CheckpointError) -> bool:
+    """Whether the load that ended so had begun to write over the live tensors; the same on all ranks."""
+    return error.hint == _GARBAGE
+
+
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """A full garbage collection beside torch takes 0.2 s, and the many objects of a load would cause one in the middle of it."""

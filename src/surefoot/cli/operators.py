@@ -41,6 +41,8 @@ Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the run
 WaitS = Annotated[float, typer.Option("--wait-s", metavar="SECONDS", min=0.0, help="How long to wait at most: steps can be long.")]
 WAIT_S = 600.0
 
+_VERBS = {"rollback": "roll back"}  # where the command is no word of a sentence
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -115,6 +117,7 @@ class Desk:
     def __init__(self, run_dir: Path, verb: str, *, job: LockRecord, wait_s: float, clock: Clock | None = None) -> None:
         self._run_dir = run_dir
         self._verb = verb
+        self._to_do = _VERBS.get(verb, verb)
         self._job = job
         self._clock = clock or SystemClock()
         self._wait_s = wait_s
@@ -138,8 +141,21 @@ class Desk:
         answers = (Event.ORDER_TAKEN, Event.ORDER_REFUSED)
         entry = self.until(lambda entry: entry.event in answers and entry.fields.get("id") == order.id)
         if entry.event == Event.ORDER_REFUSED:
-            raise ConfigError(f"the run refused to {self._verb}: {entry.reason}", where=str(self._run_dir), seq=entry.seq)
+            raise self._refused(entry)
         return entry
+
+    def until_done(self, taken: LedgerEntry, event: Event) -> LedgerEntry:
+        """The first `event` behind the answer `taken`. Raises ConfigError when the run could not do after all what it had taken."""
+        order, ends = taken.fields.get("id"), (event, Event.ORDER_REFUSED)
+        entry = self.until(
+            lambda entry: entry.seq > taken.seq and entry.event in ends and (entry.event == event or entry.fields.get("id") == order)
+        )
+        if entry.event == Event.ORDER_REFUSED:
+            raise self._refused(entry)
+        return entry
+
+    def _refused(self, entry: LedgerEntry) -> ConfigError:
+        return ConfigError(f"the run refused to {self._to_do}: {entry.reason}", where=str(self._run_dir), seq=entry.seq)
 
     def until(self, is_it: Callable[[LedgerEntry], bool]) -> LedgerEntry:
         """The first entry that `is_it`. Raises SurefootError when the job is gone without it, or the wait is over."""
@@ -180,7 +196,7 @@ class Desk:
             if not was_live:
                 last = self._seen[-1] if self._seen else None
                 how = f"; its last word: {last.event}{': ' + last.reason if last.reason else ''}" if last is not None else ""
-                what = f"the run ended before it could {self._verb}{how}"
+                what = f"the run ended before it could {self._to_do}{how}"
                 raise SurefootError(what, where=str(self._run_dir), hint=f"`surefoot status {self._run_dir}` says how it stands")
             if not news:
                 self._pause()
@@ -192,7 +208,7 @@ class Desk:
     def _pause(self) -> None:
         if self._clock.monotonic_s() >= self._give_up_s:
             raise SurefootError(
-                f"no answer to {self._verb} within {self._wait_s:g} s",
+                f"no answer to the order to {self._to_do} within {self._wait_s:g} s",
                 where=str(self._run_dir),
                 hint="the order stands: a run reads it after its step; `surefoot status` says whether it moves, --wait-s waits longer",
                 limit=self._wait_s,

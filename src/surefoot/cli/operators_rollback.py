@@ -19,7 +19,7 @@ from surefoot.observe.blocks import asked_with_fields
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.run_dir import CONFIG_NAME
-from surefoot.observe.wishes import standing_at, why_confirm
+from surefoot.observe.wishes import standing_at, why_confirm, why_refuse
 
 _LEASE_S = 30.0  # it is held for milliseconds
 _LEFT_OUT = (Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
@@ -47,7 +47,7 @@ def go_back_live(wanted: GoBack, *, job: LockRecord, wait: bool, wait_s: float) 
     if not wait:
         return told
     taken = desk.answer()
-    back = desk.until(lambda entry: entry.event == Event.RUN_ROLLED_BACK and entry.seq > taken.seq)
+    back = desk.until_done(taken, Event.RUN_ROLLED_BACK)
     answers = desk.entries_after(back, _LEFT_OUT, number=len(blocks))  # in the order in which they were asked for
     refused = [answer.reason for answer in answers if answer.event == Event.BLOCK_REFUSED]
     name = str(taken.fields["checkpoint"])
@@ -70,6 +70,7 @@ def wish_to_go_back(wanted: GoBack) -> Told:
         entries = read_ledger(run_dir / LEDGER_NAME)
         if (taken := lock.taken_over) is not None:
             note_take_over(users_ledger(run_dir), entries, reason=taken.reason, former=taken.former)
+        _refuse_never_reached(wanted, entries)
         ref = _checkpoint(wanted, entries)
         _refuse_other_config(ref, run_dir, entries)
         blocks = _left_out(wanted, ref)
@@ -88,9 +89,20 @@ def _checkpoint(wanted: GoBack, entries: Sequence[LedgerEntry]) -> CheckpointRef
     if ref is None:
         there = ", ".join(name for name in lineage.line if name not in lineage.retired)
         raise ConfigError(f"no checkpoint of step {wanted.to} or before is left", where=where, hint=f"there are {there or 'none'}")
-    if (why := why_confirm(ref, lineage)) is not None and not wanted.confirmed:
+    if (why := why_refuse(ref, lineage)) is not None:
+        raise ConfigError(why, where=where, hint=f"a step before {ref.step} leads to an older one")
+    if (why := why_confirm(ref, lineage, asked_step=wanted.to)) is not None and not wanted.confirmed:
         raise ConfigError(why, where=where, hint="--yes goes back to it all the same; the ledger says who asked")
     return ref
+
+
+def _refuse_never_reached(wanted: GoBack, entries: Sequence[LedgerEntry]) -> None:
+    """A live run knows by itself; of one that has ended ledger and metrics tell."""
+    from surefoot.cli.triage_facts import furthest_step
+
+    if wanted.to > (furthest := furthest_step(wanted.run_dir, entries)):
+        what = f"the run has not reached step {wanted.to}"
+        raise ConfigError(what, where=f"--to {wanted.to}", hint=f"it reached step {furthest}", got=wanted.to, limit=furthest)
 
 
 def _left_out(wanted: GoBack, ref: CheckpointRef) -> list[Block]:

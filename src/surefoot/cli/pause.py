@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from surefoot.cli.operators import WAIT_S, Desk, Json, Reason, Run, Wait, WaitS, require_live
+from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
 from surefoot.core.units import show_duration
+from surefoot.observe.control import MAX_PAUSE_S
 
 
 def pause(
@@ -31,6 +33,9 @@ def pause(
       surefoot pause runs/quickstart --reason "a look at the loss"
       surefoot pause runs/quickstart --for 3600
     """
+    if for_s is not None and not for_s <= MAX_PAUSE_S:  # not a number is none either
+        what, hint = f"a pause of {for_s:g} s", f"it takes 0 to {MAX_PAUSE_S:.0f}: a month; `surefoot stop` keeps nothing waiting"
+        raise ConfigError(what, where=f"--for {for_s:g}", hint=hint, got=for_s, limit=MAX_PAUSE_S)
     desk = Desk(run, "pause", job=require_live(run, "pause"), wait_s=wait_s)
     told = desk.give(reason=reason, limit_s=for_s)
     if wait:

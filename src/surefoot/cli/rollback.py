@@ -18,7 +18,7 @@ def rollback(
     block: Annotated[
         list[str], typer.Option("--block", metavar="DOC", help="Leave out a document, as `data locate` names it. May be given again.")
     ] = [],  # noqa: B006 - never changed
-    yes: Annotated[bool, typer.Option("--yes", help="Also to one that is suspect, given up, or older than the newest proven one.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also to one that is suspect, given up, too old, or far from STEP.")] = False,
     reason: Reason = "",
     json_output: Json = False,
     wait: Wait = True,

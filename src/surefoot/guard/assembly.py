@@ -188,7 +188,7 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
             clock=clock,
             beat=beat,
             asked_to_leave=lambda: requests.reason,
-            roll_back=recovery.roll_back,
+            roll_back=investigation.go_back_as_asked,
             looked_into=investigation.refold,
         ),
         monitoring=monitoring,

@@ -172,6 +172,7 @@ class Guard:
         if self._leave is None and self._run.recovery.must_go_back:
             self._run.beat.beat(phase=Phase.RESTORE, step=self._run.state.step)
             self._run.recovery.go_back()
+            self._run.investigation.turn()
         if self._leave is None and self._run.investigation.must_go_back:
             self._run.beat.beat(phase=Phase.RESTORE, step=self._run.state.step)
             self._run.investigation.go_back()

@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 from surefoot.core.blocking import Block
 from surefoot.core.events import Event
 from surefoot.core.ports import DataPort, SteerableData
-from surefoot.core.records import Action, Pause, RollBack, Signals, Verdict
+from surefoot.core.records import Action, Pause, Resumed, RollBack, Signals, Verdict
 from surefoot.core.sections import RunConfig
 from surefoot.guard.recording import Recorder
-from surefoot.guard.recovery import Recovery, RollBackWay
+from surefoot.guard.recovery import NotBack, Recovery, RollBackWay
 from surefoot.guard.state import TrainState
 from surefoot.heal.diagnosis import Diagnosis, Run, compare_rotated, run_of
 from surefoot.heal.episodes import Again, Close, Episode, Episodes, GiveUp, Means, Phase, fold_episodes, follow
@@ -97,10 +97,14 @@ class Investigation:
             self._next = Again(episode.phase, f"{episode.id} was open when the run ended")
 
     def _begin_phase(self) -> None:
-        """Collective over the save group. Atoms stay on their ranks for a whole attempt: a replay goes by attempts."""
+        """Collective over the save group."""
         self.refold()
         self._onset_before, self._onset = self._onset, None
         self._ends.clear()
+        self.turn()
+
+    def turn(self) -> None:
+        """Local. Where an attempt begins: atoms stay on their ranks for the whole of it, for a replay goes by attempts."""
         rotation = self.open.rotation if self.open is not None else 0
         if self.can_rotate and isinstance(self._state.data, RotatingData) and self._state.data.rotation != rotation:
             self._state.data.rotation = rotation
@@ -181,6 +185,15 @@ class Investigation:
         way = RollBackWay(episode.to_step, episode.rule, wish.reason, trusted_until=trusted_until, fields=told)
         self._recovery.roll_back(way)
         self._begin_phase()
+
+    def go_back_as_asked(self, way: RollBackWay) -> Resumed | NotBack:
+        """Collective over the save group. The roll-back that a person ordered, and what was looked into is over."""
+        back = self._recovery.roll_back(way)
+        if isinstance(back, Resumed):
+            self._begin_phase()
+        else:
+            self.refold()
+        return back
 
     def _opened_by(self, action: RollBack, signals: Signals, *, ranks: tuple[int, ...]) -> Episode:
         phase: Phase = "skipped" if action.mode == "skip" else "replay"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ from surefoot.core.blocking import Block, block_from_json
 from surefoot.core.errors import DataError
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
-from surefoot.observe.control import NoOrder, Order
+from surefoot.observe.control import MAX_PAUSE_S, NoOrder, Order
 from surefoot.observe.incidents import refuse_unknown_incident
 from surefoot.observe.lineage import fold_lineage
-from surefoot.observe.wishes import standing_at, why_confirm
+from surefoot.observe.wishes import standing_at, why_confirm, why_refuse
 
 ANSWERS = (Event.ORDER_TAKEN, Event.ORDER_REFUSED)
-MAX_PAUSE_S = 30 * 86400.0
-"""A month: longer is a slip of the hand, and a clock that counts it is worth nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,14 @@ def _roll_back(order: Order, standing: Standing) -> dict[str, Any] | Refusal:
     if to > standing.step:
         return Refusal(f"step {to} is ahead: the run stands at step {standing.step}")
     lineage = fold_lineage(standing.entries)
+    lineage = replace(lineage, counters=replace(lineage.counters, step=standing.step))
     ref = standing_at(to, lineage)
     if ref is None:
         there = ", ".join(name for name in lineage.line if name not in lineage.retired)
         return Refusal(f"no checkpoint of step {to} or before is left; there are {there or 'none'}")
-    if (why := why_confirm(ref, lineage)) is not None and not confirmed:
+    if (why := why_refuse(ref, lineage)) is not None:
+        return Refusal(f"{why}; a step before {ref.step} leads to an older one")
+    if (why := why_confirm(ref, lineage, asked_step=to)) is not None and not confirmed:
         return Refusal(f"{why}; --yes goes back to it all the same")
     try:
         blocks = blocks_of(order)

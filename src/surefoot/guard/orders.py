@@ -15,11 +15,11 @@ from surefoot.coordinate.beats import BeatSlot
 from surefoot.core.clock import Clock
 from surefoot.core.errors import TrainingHalted
 from surefoot.core.events import Event
-from surefoot.core.records import Leave, Phase, Signals
+from surefoot.core.records import Leave, Phase, Resumed, Signals
 from surefoot.core.sections import RunConfig
 from surefoot.guard.order_rules import Refusal, Standing, answer, answered, blocks_of, told_of
 from surefoot.guard.recording import Recorder
-from surefoot.guard.recovery import RollBackWay
+from surefoot.guard.recovery import NotBack, RollBackWay
 from surefoot.guard.saving import Saver
 from surefoot.guard.state import TrainState
 from surefoot.observe.blocks import asked_with_fields
@@ -39,8 +39,8 @@ Done = Leave | Literal["resumed"] | None
 class Orders:
     """One per guard, on every rank. Only rank 0 reads the control file.
 
-    `roll_back` puts another checkpoint in the place of the present state, on all ranks; `looked_into` is called there when a person has
-    decided about what was found, and the ledger says so; `asked_to_leave` says why this rank should leave.
+    `roll_back` puts another checkpoint in the place of the present state, on all ranks, or says why not; `looked_into` is called there when
+    a person has decided about what was found, and the ledger says so; `asked_to_leave` says why this rank should leave.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Orders:
         clock: Clock,
         beat: BeatSlot,
         asked_to_leave: Callable[[], str | None],
-        roll_back: Callable[[RollBackWay], object],
+        roll_back: Callable[[RollBackWay], Resumed | NotBack],
         looked_into: Callable[[], object],
     ) -> None:
         self._state = state
@@ -185,7 +185,10 @@ class Orders:
         return Leave(TrainingHalted.exit_code, by) if held == "left" else None
 
     def _go_back(self, order: Order, taken: Mapping[str, Any], by: str) -> None:
-        """What is to be left out stands in the line that takes the order, and so it is taken where the state stands then."""
+        """What is to be left out stands in the line that takes the order, and so it is taken where the state stands then.
+
+        A checkpoint that does not load ends no run: it goes on as it stands, or from the newest where nothing stands any more.
+        """
         self._close_episodes(order)
         self._tell_taken(order, {**taken, **asked_with_fields(blocks_of(order))})
         step = self._state.step
@@ -194,8 +197,13 @@ class Orders:
             int(taken["checkpoint_step"]), "rollback", by, trusted_until=step, checkpoint=str(taken["checkpoint"]), fields=fields
         )
         self._beat.beat(phase=Phase.RESTORE, step=step)
-        self._roll_back(way)
-        self._looked_into()
+        back = self._roll_back(way)
+        if not isinstance(back, NotBack):
+            return
+        goes_on = "from the newest checkpoint that loads" if back.is_lost else f"as it stands, after step {step}"
+        self._refuse(order, Refusal(f"{back.reason}; the run goes on {goes_on}"))
+        if back.is_lost:
+            self._roll_back(RollBackWay(step, "rollback", f"{way.checkpoint} was asked for, and does not load", step, fields=fields))
 
     def _resume(self, order: Order, taken: Mapping[str, Any]) -> None:
         """Who lets a run go on that stood still by itself has looked into it, as who releases one that has ended."""

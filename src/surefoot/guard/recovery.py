@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.restore import Loaded
-from surefoot.core.errors import CheckpointError, DataError
+from surefoot.core.errors import CheckpointError, ConfigError, DataError
 from surefoot.core.events import Event
 from surefoot.core.hashing import sha256_json
 from surefoot.core.identity import code_hashes, section_hashes
@@ -71,6 +71,14 @@ class RollBackWay:
     trusted_until: int
     checkpoint: str = ""
     fields: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NotBack:
+    """Why the checkpoint that a person named does not load. `is_lost`: it had begun to, so the state from before is no more."""
+
+    reason: str
+    is_lost: bool
 
 
 class Recovery:
@@ -193,25 +201,40 @@ class Recovery:
         """On rank 0. Checkpoints of the present line from step `to_step` or before that may be taken unasked, best first."""
         return [{"id": ref.id, "state_digest": ref.state_digest} for ref in self._clean(to_step)]
 
-    def roll_back(self, way: RollBackWay) -> Resumed:
+    def roll_back(self, way: RollBackWay) -> Resumed | NotBack:
         """Collective over the save group. Put an older checkpoint of the line in the place of the present state, under a new attempt.
 
-        Its next steps are compared with what was recorded up to `trusted_until`. Raises CheckpointError when none of them loads.
+        Its next steps are compared with what was recorded up to `trusted_until`. NotBack when one that is named does not load: then no
+        attempt has begun. Raises CheckpointError when it may be any, and none loads.
         """
-        self._back_to = self._replay = None
         self._saver.drain()
         told = lead(
             self._world, lambda: [found for found in self.ways_back(way.to_step) if way.checkpoint in ("", found["id"])] or self._named(way)
         )
         found = Survey(self._state.attempt, list(broadcast_json(self._world, told)))
         self._recorder.say(f"going back to {found.candidates[0]['id'] if found.candidates else 'nothing'}: {way.reason}")
-        loaded, rejected = self._loader.load_first(found.candidates)
+        loaded, rejected = self._load_named(way.checkpoint, found) if way.checkpoint else self._loader.load_first(found.candidates)
+        if loaded is None and way.checkpoint:
+            return NotBack(rejected[0] if rejected else f"{way.checkpoint}: it is not there", self._loader.has_touched)
         if loaded is None:
             raise self._none_loads(found, rejected)
+        self._back_to = self._replay = None
         resumed = self._begin(loaded, found, way=way)
         self._recorder.say(resumed.message)
         self._say_if_over()
         return resumed
+
+    def _load_named(self, checkpoint: str, found: Survey) -> tuple[Loaded | None, list[str]]:
+        """Collective over the save group. Where it does not load the data goes on from where it stood."""
+        cursor = self._state.data.cursor()
+        try:
+            loaded, rejected = self._loader.load_first(found.candidates)
+        except (ConfigError, DataError) as error:  # rank 0 compared it with settings and data of now: all ranks know the same
+            loaded, rejected = None, [f"{checkpoint}: {error}"]
+            self._recorder.ledger(Event.CHECKPOINT_REJECTED, reason=str(error), fields={"id": checkpoint})
+        if loaded is None:
+            self._state.data.seek(cursor)
+        return loaded, rejected
 
     def _clean(self, to_step: int) -> list[CheckpointRef]:
         lineage = fold_lineage(self._recorder.entries())

@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.checkpoint.fetch import fetch_for_resume
 from surefoot.checkpoint.manifest import read_manifest
-from surefoot.checkpoint.restore import Loaded, load
+from surefoot.checkpoint.restore import Loaded, load, was_touched
 from surefoot.checkpoint.slot import Slot
 from surefoot.checkpoint.sources import SlotSource
 from surefoot.checkpoint.state import collect
@@ -44,6 +44,8 @@ class Loader:
     facts: Callable[[], Facts]
     slots: Callable[[], list[Slot]]
     canary: Canary | None = field(default=None, init=False)
+    has_touched: bool = field(default=False, init=False)
+    """Whether the last `load_first` has written over the live state, be it with something that was rejected afterwards."""
 
     def load_first(self, found: Sequence[Mapping[str, str]]) -> tuple[Loaded | None, list[str]]:
         """Collective over the save group. The first of `found` that loads, and why those before it did not.
@@ -51,6 +53,7 @@ class Loader:
         Where canaries alone stood against some, and by less than the tolerance, and nothing else loads, the machine is what differs: then
         the best of those is taken.
         """
+        self.has_touched = False
         rejected: list[str] = []
         near: list[Mapping[str, str]] = []
         for number, candidate in enumerate(found, start=1):
@@ -83,7 +86,12 @@ class Loader:
             self.state.data.seek(cursor)  # before any tensor: data that changed is the first thing to say, not what it did to a shape
         live = collect(self.state.model, self.state.optimizer, for_load=True)
         memory = SlotSource(self.slots(), checkpoint=candidate["id"])
-        loaded = load(path, state=live, world=self.world, expected_state_digest=candidate["state_digest"], sources=[memory])
+        try:
+            loaded = load(path, state=live, world=self.world, expected_state_digest=candidate["state_digest"], sources=[memory])
+        except CheckpointError as error:
+            self.has_touched |= was_touched(error)
+            raise
+        self.has_touched = True
         _refuse_mixed(loaded, candidate["id"])
         for problem in loaded.problems:
             self.recorder.say(f"note: {candidate['id']}: {problem.file} {problem.kind}, taken from another place: {problem.detail}")

@@ -53,7 +53,8 @@ class Steering:
         self._log = Blocklist()
         self._taken: list[_Entry] = []
         self._agreed = False
-        events = (Event.BLOCK_ASKED, Event.RESUME_ASKED, Event.ORDER_TAKEN, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
+        asks = (Event.BLOCK_ASKED, Event.RESUME_ASKED, Event.ORDER_TAKEN, Event.ORDER_REFUSED)
+        events = (*asks, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED)
         path, look_every_s = run_dir / LEDGER_NAME, section.ledger_look_s
         self._tail = LedgerTail(path, events=events, clock=clock, look_every_s=look_every_s) if world.leads else None
 

@@ -20,13 +20,15 @@ from surefoot.core.records import LedgerEntry
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A wish as it stands in the ledger; `block` is JSON, for a wish may be damaged and is refused then."""
+    """A wish as it stands in the ledger; `block` is JSON, for a wish may be damaged and is refused then. `order` is the id of the order
+    that it came with: what could not be gone back for is not left out either."""
 
     seq: int
     time_utc: str
     by: str
     block: Mapping[str, Any]
     item: int = 0
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def fold_blocks(entries: Iterable[LedgerEntry], *, onto: Blocklist | None = None
                 log = replace(log, open=(*log.open, asked))
             case Event.RESUME_ASKED | Event.ORDER_TAKEN:
                 log = replace(log, open=(*log.open, *_asked_with(entry)))
+            case Event.ORDER_REFUSED if order := entry.fields.get("id"):
+                log = replace(log, open=tuple(wish for wish in log.open if wish.order != order))
             case Event.BLOCK_TAKEN:
                 log = _with_taken(log, entry)
             case Event.BLOCK_REFUSED:
@@ -156,7 +160,9 @@ def _asked_with(entry: LedgerEntry) -> list[Asked]:
     told = entry.fields.get("blocks")
     blocks = told if isinstance(told, list) else []
     by = str(entry.fields.get("by") or entry.by)
-    return [Asked(entry.seq, entry.time_utc, by, block if isinstance(block, Mapping) else {}, item) for item, block in enumerate(blocks)]
+    order = str(entry.fields.get("id") or "") if entry.event == Event.ORDER_TAKEN else ""
+    wished = [block if isinstance(block, Mapping) else {} for block in blocks]
+    return [Asked(entry.seq, entry.time_utc, by, block, item, order) for item, block in enumerate(wished)]
 
 
 def _block(entry: LedgerEntry) -> Mapping[str, Any]:

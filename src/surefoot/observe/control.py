@@ -25,6 +25,8 @@ from surefoot.core.errors import ConfigError, SurefootError
 
 CONTROL_NAME: Final = "control"
 CONTROL_FORMAT: Final = 1
+MAX_PAUSE_S: Final = 30 * 86400.0
+"""A month: longer is a slip of the hand, and a clock that counts it is worth nothing."""
 MAX_LINE_BYTES: Final = 4096
 """POSIX systems write so much in one piece, and no order needs more."""
 ORDER_VERBS: Final = ("stop", "save", "pause", "resume", "rollback")

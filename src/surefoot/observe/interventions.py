@@ -128,8 +128,8 @@ def _starts(entries: Iterable[LedgerEntry]) -> dict[int, _Start]:
     rotation = 0
     rates: tuple[tuple[int, float], ...] = ()
     for entry in entries:
-        if entry.event in (Event.EPISODE_CLOSED, Event.RUN_RELEASED):
-            rotation = 0
+        if entry.event in (Event.EPISODE_CLOSED, Event.RUN_RELEASED) or (entry.event == Event.BLOCK_ASKED and "episode" in entry.fields):
+            rotation = 0  # for the next attempt: the present one goes on as it began
         if entry.event not in _BEGINNINGS or "checkpoint" not in entry.fields:
             continue
         if entry.event == Event.RUN_ROLLED_BACK:

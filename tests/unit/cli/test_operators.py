@@ -142,10 +142,30 @@ def test_a_refusal_is_said_in_the_words_of_the_run(live: Book) -> None:
         desk.answer()
 
 
+def test_what_was_taken_and_could_not_be_done_is_no_success(live: Book) -> None:
+    def answer() -> None:
+        order = live.orders()[0].id
+        live.tell(Event.ORDER_TAKEN, id=order, verb="rollback")
+        live.tell(Event.ORDER_REFUSED, id="another", verb="rollback", reason="another one")
+        live.tell(Event.ORDER_REFUSED, id=order, verb="rollback", reason="s4-a1 does not load")
+
+    desk = desk_of(live, answer, verb="rollback")
+    desk.give()
+    with pytest.raises(ConfigError, match="the run refused to roll back: s4-a1 does not load"):
+        desk.until_done(desk.answer(), Event.RUN_ROLLED_BACK)
+
+
+@pytest.mark.parametrize("length", ["inf", "nan", "2592001"])
+def test_a_pause_of_no_length_is_bad_usage(length: str, live: Book, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pause", str(live.dir), "--for", length, "--no-wait", "--json"]) == 2
+    assert "--for" in json.dumps(said(capsys)["error"])
+    assert not live.orders()
+
+
 def test_nobody_waits_for_ever(live: Book) -> None:
     desk = desk_of(live, lambda: None)
     desk.give()
-    with pytest.raises(SurefootError, match="no answer to save within 2 s"):
+    with pytest.raises(SurefootError, match="no answer to the order to save within 2 s"):
         desk.answer()
 
 
@@ -162,7 +182,7 @@ def test_a_run_that_ends_meanwhile_is_waited_for_no_longer(live: Book) -> None:
 
 def test_a_run_that_stands_is_told_where_its_next_start_goes_on(book: Book, capsys: pytest.CaptureFixture[str]) -> None:
     (book.dir / "config.toml").write_text("")
-    assert run(["rollback", str(book.dir), "--to", "6", "--reason", "odd", "--json"]) == 0
+    assert run(["rollback", str(book.dir), "--to", "6", "--reason", "odd", "--json", "--yes"]) == 0
     answer = said(capsys)
     assert (answer["state"], answer["checkpoint"]["id"], answer["from_step"]) == ("asked", "s4-a1", 8)
     entries = read_ledger(book.dir / "ledger.jsonl")
@@ -176,9 +196,11 @@ def test_a_run_that_stands_is_told_where_its_next_start_goes_on(book: Book, caps
     ("arguments", "words"),
     [
         (["--to", "3"], "no checkpoint of step 3 or before is left"),
-        (["--to", "4", "--skip", "9"], "'9' is no range of steps"),
-        (["--to", "4", "--skip", "8:8"], "'8:8' is no range of steps"),
-        (["--to", "4", "--skip", "4:6"], "the checkpoint s4-a1 was made after step 4: its samples are in it"),
+        (["--to", "99999"], "the run has not reached step 99999"),
+        (["--to", "4"], "s4-a1 is older than s8-a1, the newest committed one: 4 steps would be given up"),
+        (["--to", "8", "--skip", "9"], "'9' is no range of steps"),
+        (["--to", "8", "--skip", "8:8"], "'8:8' is no range of steps"),
+        (["--to", "4", "--yes", "--skip", "4:6"], "the checkpoint s4-a1 was made after step 4: its samples are in it"),
     ],
 )
 def test_a_way_back_that_leads_nowhere_changes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ LEDGER = [
 ]
 
 
-def ask(verb: str, *, step: int = 25, is_paused: bool = False, job: str = "job", **fields: object) -> dict[str, Any] | Refusal:
-    standing = Standing(Path("run"), "job", step, 30, is_paused, 600.0, LEDGER)
+def ask(
+    verb: str, *, step: int = 25, is_paused: bool = False, job: str = "job", more: Sequence[LedgerEntry] = (), **fields: object
+) -> dict[str, Any] | Refusal:
+    standing = Standing(Path("run"), "job", step, 30, is_paused, 600.0, [*LEDGER, *more])
     return answer(Order(verb, "ada@here", job, "", "why", fields), standing)
 
 
@@ -87,6 +90,19 @@ def test_going_back_leads_to_a_checkpoint_or_says_why_not() -> None:
     assert confirmed["checkpoint"] == "s10-a1"
     assert refused(ask("rollback", to=9, confirmed=True), "no checkpoint of step 9 or before is left; there are s10-a1, s20-a1")
     assert refused(ask("rollback", to=26, confirmed=True), "step 26 is ahead: the run stands at step 25")
+
+
+def test_nobody_goes_back_to_what_is_damaged_even_when_they_confirm_it() -> None:
+    damaged = entry(6, Event.CHECKPOINT_DAMAGED, {"id": "s20-a1", "problems": [{"file": "a.distcp"}]})
+    told = ask("rollback", to=20, confirmed=True, more=[damaged])
+    assert refused(told, "s20-a1 is damaged (a.distcp), and no other tier has a copy; a step before 20 leads to an older one")
+    older = ask("rollback", to=19, confirmed=True, more=[damaged])
+    assert not isinstance(older, Refusal)
+    assert older["checkpoint"] == "s10-a1"
+
+
+def test_going_back_far_from_the_step_that_was_named_is_asked_about_from_where_the_run_stands() -> None:
+    assert refused(ask("rollback", to=24, more=[entry(6, Event.CHECKPOINT_DAMAGED, {"id": "s20-a1"})]), "15 steps would be given up")
 
 
 @pytest.mark.parametrize("to", [None, -1, "10", True, 1.5])

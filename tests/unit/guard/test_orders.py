@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +19,16 @@ from torch import nn
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import SystemClock
 from surefoot.core.errors import TrainingHalted
-from surefoot.core.records import LedgerEntry
+from surefoot.core.ports import EvalPort
+from surefoot.core.records import HeldOutLoss, LedgerEntry
 from surefoot.core.sections import CheckpointSection, HealSection, ObserveSection, RunConfig, RunSection, TrainSection
 from surefoot.guard import Guard
 from surefoot.observe.blocks import fold_blocks
 from surefoot.observe.control import CONTROL_NAME, Order, append_order
 from surefoot.observe.ledger import read_ledger
 from surefoot.observe.live import read_lock
-from tests.steerable import Points, skip, until_committed
+from surefoot.observe.wishes import open_wish
+from tests.steerable import Points, final_digest, skip, until_committed
 
 JOB = "job"
 
@@ -62,10 +67,13 @@ def train(
     in_pause: Sequence[Order | None] = (),
     data: Points | None = None,
     committed_by: int = 0,
+    evaluation: EvalPort | None = None,
+    before: Callable[[int], object] = lambda step: None,
 ) -> tuple[int, list[int]]:
     """(exit code, finished steps in the order in which they were made). `in_pause` are given one a tick, None is a SIGTERM.
 
-    The loop waits at step `committed_by` for the first save.
+    The loop waits at step `committed_by` for the first save, and calls `before` with each step that it has finished, ahead of its orders.
+    With `evaluation` it is asked after each step.
     """
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
@@ -82,8 +90,11 @@ def train(
 
     run_dir.mkdir(exist_ok=True)
     lock = RunLock.acquire(run_dir, job=JOB, clock=SystemClock(), lease_s=30.0)
+    config = config_of(run_dir)
+    config = config if evaluation is None else replace(config, train=replace(config.train, eval_interval_steps=1))
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "data": points, "evaluation": evaluation, "lock": lock}
     try:
-        with Guard(config_of(run_dir), model=model, optimizer=optimizer, data=points, lock=lock, clock=Restless(on_tick)) as guard:
+        with Guard(config, **parts, clock=Restless(on_tick)) as guard:
             guard.restore()
             while guard.begin():
                 loss = model(next(points)[0]).square().sum()
@@ -95,6 +106,7 @@ def train(
                 steps.append(guard.finish().step)
                 if guard.step == committed_by:
                     until_committed(run_dir)
+                before(guard.step)
                 for order in orders.get(guard.step, ()) if guard.step not in steps[:-1] else ():
                     append_order(run_dir, order, clock=SystemClock())
     except SystemExit as end:
@@ -202,6 +214,62 @@ def test_what_cannot_be_followed_is_refused_and_the_run_goes_on(tmp_path: Path) 
     assert reasons[-1] == "the run ended first: finished"
     assert len(reasons) == 6  # three equal lines are one
     assert read_lock(tmp_path) is None
+
+
+SAVES = {4: [order("save")], 7: [order("save")], 10: [order("save")]}
+
+
+def save_and_damage(run_dir: Path, step: int) -> None:
+    """Each save comes home; when memory holds the first no more its file is damaged, and nobody has seen it yet."""
+    deadline_s = time.monotonic() + 50.0
+    while len(told(run_dir, "checkpoint.verified")) < min(3, step // 3 - 1):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    if step == 13:
+        for path in (run_dir / "checkpoints" / "s6-a1").glob("*.distcp"):
+            path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+def test_a_checkpoint_that_does_not_load_ends_no_run(tmp_path: Path) -> None:
+    undisturbed, points = Points(), Points()
+    assert train(tmp_path / "undisturbed", SAVES, data=undisturbed)[0] == 0
+    run_dir, back = tmp_path / "run", order("rollback", to=6, confirmed=True, blocks=[skip(64, 68).as_json()])
+    code, steps = train(run_dir, {**SAVES, 13: [back]}, data=points, before=lambda step: save_and_damage(run_dir, step))
+    assert (code, steps) == (0, list(range(1, 21)))
+    assert points.seen == undisturbed.seen  # nothing was left out for an order that was not followed
+    assert final_digest(run_dir) == final_digest(tmp_path / "undisturbed")
+    assert [event for event, _ in verbs(run_dir)] == [*["order.taken"] * 4, "order.refused"]
+    (refused,) = told(run_dir, "order.refused")
+    assert refused.fields["id"] == back.id
+    assert "s6-a1" in refused.reason
+    assert refused.reason.endswith("the run goes on as it stands, after step 14")
+    assert open_wish(read_ledger(run_dir / "ledger.jsonl")) is None
+    assert len(told(run_dir, "attempt.started")) == 1
+
+
+class Doubting:
+    """Held-out losses that are the same ever after, but for the one that is asked for next once somebody doubts."""
+
+    doubts = False
+
+    def held_out(self) -> HeldOutLoss:
+        loss, self.doubts = (9.0 if self.doubts else 1.0), False
+        return HeldOutLoss(loss, 1.0, 10)
+
+
+def test_where_a_load_has_written_over_the_state_the_run_goes_on_from_the_newest(tmp_path: Path) -> None:
+    evaluation = Doubting()
+
+    def doubt(step: int) -> None:
+        evaluation.doubts = step == 12
+
+    orders = {4: [order("save")], 8: [order("save")], 11: [order("rollback", to=6, confirmed=True)]}
+    code, steps = train(tmp_path, orders, evaluation=evaluation, committed_by=11, before=doubt)
+    assert (code, steps) == (0, [*range(1, 13), *range(11, 21)])
+    (refused,) = told(tmp_path, "order.refused")
+    assert refused.reason.endswith("the run goes on from the newest checkpoint that loads")
+    (rolled,) = told(tmp_path, "run.rolled_back")
+    assert (rolled.fields["checkpoint"], rolled.step) == ("s10-a1", 10)
 
 
 class Sick(Points):

@@ -60,6 +60,15 @@ def test_a_wish_is_open_until_it_is_taken_or_refused(book: Book) -> None:
     assert (log.count, log.head) == (1, head_of([DOCUMENT]))
 
 
+def test_what_could_not_be_gone_back_for_is_not_left_out_either(book: Book) -> None:
+    for order in ("one", "two"):
+        book.say(Event.ORDER_TAKEN, {"id": order, "verb": "rollback", **asked_with_fields([SAMPLES, DOCUMENT])})
+    kept = book.say(Event.BLOCK_ASKED, asked_fields(DOCUMENT))
+    book.say(Event.ORDER_REFUSED, {"id": "one", "verb": "rollback"})
+    assert [(asked.order, asked.item) for asked in fold_blocks(book.entries()).open] == [("two", 0), ("two", 1), ("", 0)]
+    assert fold_blocks(book.entries()).open[-1].seq == kept
+
+
 @pytest.mark.parametrize("event", [Event.RESUME_ASKED, Event.ORDER_TAKEN])
 def test_who_goes_back_asks_in_the_same_line_and_each_of_it_is_answered(event: Event, book: Book) -> None:
     asked = book.say(event, {"id": "s4-a1", "verb": "rollback", **asked_with_fields([SAMPLES, DOCUMENT])})

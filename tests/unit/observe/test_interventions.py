@@ -8,6 +8,7 @@ import pytest
 from surefoot.core.clock import SystemClock
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
+from surefoot.heal.episodes import fold_episodes
 from surefoot.observe.interventions import Segment, began_here, interventions_of, segment_at, segments_of, usable_starts
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_lineage
@@ -54,6 +55,11 @@ class Book:
     @property
     def line(self) -> list[tuple[int, int, int | None]]:
         return [(part.attempt, part.first_step, part.last_step) for part in self.segments]
+
+    def rotation_of(self, attempt: int) -> int:
+        """As the line had it when that attempt was the newest."""
+        entries = [entry for entry in self.entries if entry.attempt <= attempt]
+        return segments_of(entries, fold_lineage(entries))[-1].rotation
 
     def found(self) -> list[tuple[str, int]]:
         return [(one.kind, one.step) for one in interventions_of(self.entries, self.segments)]
@@ -146,6 +152,38 @@ def test_atoms_stay_on_other_ranks_until_the_episode_is_over_and_rates_stay_for_
     assert [part.rotation for part in book.segments] == [0, 1, 1, 0]
     assert [part.rates for part in book.segments] == [(), ((first, 0.5),), ((first, 0.5),), ((first, 0.5), (second, 0.25))]
     assert book.found() == [("rate", 11), ("rate", 31)]
+
+
+EPISODE = {"rule": "outlier_loss", "reason": "", "onset_step": 15, "detected_step": 16, "samples": [60, 64], "to_step": 10}
+
+
+def test_atoms_are_where_the_episode_has_them_when_an_attempt_begins(book: Book) -> None:
+    """Through kills between any two lines, and what people do in the middle of it."""
+    book.start()
+    book.save(10)
+    episode = f"e{book.say(Event.EPISODE_OPENED, 16, {**EPISODE, 'phase': 'replay'})}"
+    expected: list[int] = []
+
+    def begun() -> None:
+        opened = fold_episodes(book.entries).open
+        expected.append(opened.rotation if opened is not None else 0)
+
+    book.roll_back("s10-a1", step=10, phase="replay", episode=episode)
+    begun()
+    book.roll_back("s10-a1", step=10, phase="rotated", episode=episode)
+    begun()
+    book.start("s10-a1", step=10)
+    begun()
+    book.say(Event.BLOCK_ASKED, 10, {"episode": episode})
+    book.start("s10-a1", step=10)  # killed before it went back without them
+    begun()
+    book.roll_back("s10-a1", step=10, phase="skipped", episode=episode)
+    begun()
+    book.say(Event.EPISODE_CLOSED, 12, {"episode": episode})  # a person's order
+    book.roll_back("s10-a1", step=10, order="order", by="ada@here")
+    begun()
+    told = [book.rotation_of(attempt) for attempt in range(2, book.attempt + 1)]
+    assert told == expected == [0, 1, 1, 0, 0, 0]
 
 
 def test_a_step_that_was_computed_again_changed_no_bit(book: Book) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from surefoot.core.events import Event
 from surefoot.core.records import CheckpointRef, LedgerEntry, Rung
-from surefoot.observe.lineage import Lineage
-from surefoot.observe.wishes import Wish, named_by_step, open_wish, standing_at, why_confirm
+from surefoot.observe.lineage import Counters, Lineage, Look
+from surefoot.observe.wishes import Wish, named_by_step, open_wish, standing_at, why_confirm, why_refuse
 
 
 def entries(*told: tuple[Event, str]) -> list[LedgerEntry]:
@@ -106,3 +106,39 @@ def test_going_back_to_a_step_leads_to_its_own_checkpoint_or_the_newest_good_one
         **{20: "s20-a1", 30: "s30-a1", 35: "s35-a2"},  # named as they are; the person is asked again
         **{25: "s10-a1", 33: "s10-a1"},  # nobody is led to one that is not good
     }
+
+
+def test_who_names_a_step_is_asked_again_before_more_is_given_up_than_a_save_apart() -> None:
+    """Saved every 40 steps, and all between 40 and 1360 were retired."""
+    refs = [ref(step) for step in range(40, 1361, 40)]
+    of = replace(lineage(*refs), retired=frozenset(one.id for one in refs[1:-1]), counters=Counters(step=1372))
+    assert why_confirm(refs[0], of) is None  # named by itself
+    said = why_confirm(refs[0], of, asked_step=400) or ""
+    assert said == (
+        "no checkpoint of step 400 is left, and s40-a1, the newest good one before it, is 360 steps older: 1332 steps would be given up"
+    )
+    assert why_confirm(refs[-1], of, asked_step=1372) is None  # the newest, a part of an interval ago
+    older = why_confirm(refs[0], of, asked_step=40) or ""
+    assert "s40-a1 is older than s1360-a1, the newest committed one: 1332 steps would be given up" in older
+
+
+def test_a_step_far_ahead_of_the_mark_is_asked_about_too() -> None:
+    mark = ref(40, rung=PROVEN)
+    assert why_confirm(mark, lineage(mark), asked_step=60) is None
+    assert "is 360 steps older" in (why_confirm(mark, lineage(mark), asked_step=400) or "")
+
+
+def test_nobody_goes_back_to_what_is_damaged_everywhere() -> None:
+    damaged = replace(ref(30), damaged=True)
+    of = replace(lineage(ref(10), damaged), looks={damaged.id: (Look(Event.CHECKPOINT_DAMAGED, "", "", "", bad_files=("a.distcp",)),)})
+    assert why_refuse(damaged, of) == "s30-a1 is damaged (a.distcp), and no other tier has a copy"
+    assert why_refuse(damaged, replace(of, tiers={damaged.id: ("s3://bucket/run",)})) is None  # what is damaged here is fetched from there
+    assert why_refuse(ref(10), of) is None
+
+
+def test_a_wish_that_the_run_could_not_meet_is_none_any_more() -> None:
+    told = {"verb": "rollback", "checkpoint": "s4-a1", "by": "ada@here", "id": "order"}
+    lines = [LedgerEntry(1, "", 1, 1, 0, Event.ORDER_TAKEN, "rank 0", "", "", told, "", "")]
+    for order, stands in (("another", True), ("order", False)):
+        refused = LedgerEntry(2, "", 1, 1, 0, Event.ORDER_REFUSED, "rank 0", "", "", {"id": order}, "", "")
+        assert (open_wish([*lines, refused]) is not None) is stands
