@@ -24,18 +24,20 @@ def status(
     from surefoot.report.status import status_of
 
     answer = status_of(run_dir)
-    typer.echo(strict_json.dumps({"schema_version": 1, **answer}) if json_output else "\n".join(_lines(answer)))
+    typer.echo(strict_json.dumps({"schema_version": 1, **answer}) if json_output else "\n".join(_lines(answer, run_dir)))
 
 
-def _lines(answer: Mapping[str, Any]) -> list[str]:
+def _lines(answer: Mapping[str, Any], run_dir: Path) -> list[str]:
     lines = [
         f"{answer['run']}  {_state(answer)}",
         f"  step        {_progress(answer)}  attempt {answer['attempt']}, {answer['num_restarts']} restarts",
         f"  loss        {_number(answer['loss'])}  held-out {_number(answer['val_loss'])}  health {answer['verdict']}",
         f"  checkpoint  {_checkpoint(answer)}",
     ]
-    if halted := answer["halted"]:
-        lines.append(f"  halted      at step {halted['step']} by {halted['rule']}: {halted['reason']}; `surefoot resume` releases it")
+    if answer["halted"]:
+        lines.append(_halted(answer, run_dir))
+    if wish := answer["next_start"]:
+        lines.append(f"  next start  from {wish['checkpoint']}, as {wish['by']} asked: `surefoot train {run_dir}`")
     if answer["pid"] is not None:
         lines.append(f"  agent       pid {answer['pid']} on {answer['host']}")
     for rank in answer["ranks"]:
@@ -45,11 +47,20 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
     return lines + [f"  problem     {problem}" for problem in answer["problems"]]
 
 
+def _halted(answer: Mapping[str, Any], run_dir: Path) -> str:
+    """Who or what, since when, and the way on."""
+    halted = answer["halted"]
+    who = halted["by"] or halted["rule"]
+    way_on = "goes on" if answer["pid"] is not None else f"releases it, `surefoot train {run_dir}` goes on then"
+    what = f"at step {halted['step']} by {who}: {halted['reason'] or 'no reason was given'}, since {halted['time_utc']}"
+    return f"  {halted['state']:<10}  {what}; `surefoot resume {run_dir}` {way_on}"
+
+
 def _state(answer: Mapping[str, Any]) -> str:
     if answer["finished"] and answer["phase"] == "stopped":
         return "finished"
     if answer["halted"] and answer["phase"] == "stopped":
-        return "halted"
+        return str(answer["halted"]["state"])
     age = answer["last_step_age_s"]
     return str(answer["phase"]) + (f", last step {show_duration(age)} ago" if age is not None else "")
 
@@ -64,7 +75,7 @@ def _progress(answer: Mapping[str, Any]) -> str:
 def _checkpoint(answer: Mapping[str, Any]) -> str:
     checkpoint = answer["last_checkpoint"]
     if checkpoint is None:
-        return "none yet"
+        return "none known" if answer["problems"] else "none yet"
     word = trust_word(checkpoint["rung"], read_back=checkpoint["read_back"], damaged=checkpoint["damaged"])
     state = f"{checkpoint['id']} ({word}{', suspect' if checkpoint['suspect'] else ''})  state {answer['state_digest']}"
     prover = answer["prover"]

@@ -263,19 +263,29 @@ def verify_ledger(path: Path, *, manifests: Sequence[tuple[int, str, str]] = ())
         problem = _fault_of(line, hashes=hashes)
         if problem is not None:
             break
-    for seq, expected, checkpoint in sorted(manifests):
-        if problem is not None and problem[0] <= seq:
-            break
-        if seq >= len(hashes):
-            problem = (
-                len(hashes),
-                f"the tail is cut: checkpoint {checkpoint} was written at seq {seq}, the ledger ends at {len(hashes) - 1}",
-            )
-        elif hashes[seq] != expected:
-            problem = seq, f"entry {seq} is not the one that checkpoint {checkpoint} was written after"
+    known = _known_better(hashes, manifests)
+    if known is not None and (problem is None or known[0] < problem[0]):
+        problem = known
     if problem is None:
         return LedgerCheck(ok=True, entries=len(lines), first_bad=None, detail="")
     return LedgerCheck(ok=False, entries=len(lines), first_bad=problem[0], detail=problem[1])
+
+
+def what_is_missing(entries: Sequence[LedgerEntry], manifests: Sequence[tuple[int, str, str]]) -> str:
+    """What `manifests` know of the ledger that its `entries`, as they were read, do not hold; empty when they agree."""
+    known = _known_better([ZERO_HASH, *(entry.hash for entry in entries)], manifests)
+    return known[1] if known is not None else ""
+
+
+def _known_better(hashes: Sequence[str], manifests: Sequence[tuple[int, str, str]]) -> tuple[int, str] | None:
+    """The first seq at which the ledger is not what a checkpoint was written after, and how. `hashes` by seq."""
+    for seq, expected, checkpoint in sorted(manifests):
+        if seq >= len(hashes):
+            end = len(hashes) - 1
+            return end + 1, f"the tail is cut: checkpoint {checkpoint} was written at seq {seq}, the ledger ends at {end}"
+        if hashes[seq] != expected:
+            return seq, f"entry {seq} is not the one that checkpoint {checkpoint} was written after"
+    return None
 
 
 def _fault_of(line: bytes, *, hashes: list[str]) -> tuple[int, str] | None:

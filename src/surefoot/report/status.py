@@ -15,11 +15,12 @@ from surefoot.core.events import Event
 from surefoot.core.holder import LockRecord, seconds_between
 from surefoot.core.records import CheckpointRef, LedgerEntry, Phase, Rung
 from surefoot.observe.halts import standing_halt
-from surefoot.observe.ledger import LEDGER_NAME, read_ledger
+from surefoot.observe.ledger import LEDGER_NAME, manifest_positions, read_ledger, what_is_missing
 from surefoot.observe.lineage import Lineage, fold_lineage
 from surefoot.observe.live import LiveRecord, is_held, read_live, read_lock
 from surefoot.observe.metrics import read_steps
 from surefoot.observe.run_dir import CONFIG_NAME, require_run
+from surefoot.observe.wishes import open_wish
 
 _RATE_ROWS = 50  # Enough to level out a save or an evaluation, few enough to follow a change of pace.
 _NEWEST_ROWS = 2000
@@ -38,6 +39,7 @@ class _Evidence:
     live: LiveRecord | None
     config: Mapping[str, Any]
     problems: Sequence[str]
+    ledger_fault: bool
 
 
 def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
         "val_loss": _newest_val_loss(seen.rows, step=step),
         "state_digest": (head.state_digest or None) if head else None,
         "finished": seen.lineage.counters.finished,
-        "verdict": _verdict(seen.entries, row),
+        "verdict": _verdict(seen, row),
         "last_checkpoint": _checkpoint(head),
         "last_step_age_s": _age_s(seen.rows, now_utc=clock.utc()),
         "goodput": None,
@@ -71,6 +73,7 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
         "last_exercised": None,
         "prover": _prover(standing),
         "halted": _halted(seen.entries),
+        "next_start": _next_start(seen),
         "episode": _open_episode(seen.entries),
         "num_steps": _setting(seen.config, "train", "num_steps"),
         "generation": seen.lineage.counters.generation,
@@ -84,7 +87,11 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
 
 def _read(run_dir: Path, *, clock: Clock) -> _Evidence:
     problems: list[str] = []
+    manifests = manifest_positions(run_dir)  # before the ledger: a live run adds to both
     entries = _read_entries(run_dir / LEDGER_NAME, problems)
+    if not problems and (missing := what_is_missing(entries, manifests)):
+        problems.append(f"{run_dir / LEDGER_NAME}: {missing} — put the whole ledger back, or `surefoot triage {run_dir}`")
+    ledger_fault = bool(problems)
     lock = read_lock(run_dir)
     lock = lock if is_held(lock, clock=clock) else None
     live = read_live(run_dir) if lock else None
@@ -96,6 +103,7 @@ def _read(run_dir: Path, *, clock: Clock) -> _Evidence:
         live=live if live and lock and live.pid == lock.holder.pid else None,
         config=_read_config(run_dir / CONFIG_NAME, problems),
         problems=problems,
+        ledger_fault=ledger_fault,
     )
 
 
@@ -165,19 +173,34 @@ def _phase(seen: _Evidence) -> str:
     return seen.live.phase if seen.live else Phase.START.label
 
 
-def _verdict(entries: Sequence[LedgerEntry], row: Row | None) -> str:
-    """healthy, suspect (the last update was held back, or an episode is open) or bad (halted or paused by policy, and not released)."""
-    standing = standing_halt(entries)
+def _verdict(seen: _Evidence, row: Row | None) -> str:
+    """healthy, suspect (the last update was held back, an episode is open, or the ledger is not all that was written) or bad (halted or
+    paused by policy, and not released)."""
+    standing = standing_halt(seen.entries)
     if standing is not None and standing.event != Event.ORDER_TAKEN and not standing.fields.get("by"):
         return "bad"
     held_back = row is not None and not str(row["action"]).lower().startswith("proceed")
-    return "suspect" if held_back or _open_episode(entries) is not None else "healthy"
+    return "suspect" if held_back or seen.ledger_fault or _open_episode(seen.entries) is not None else "healthy"
 
 
 def _halted(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
-    """At which step, by which rule and why the run was halted or paused; null when it was not, or a person has released it."""
+    """Since when, at which step, by which rule and why the run is halted or paused, and by whom (empty for policy); null when it is not, or
+    a person has released it."""
     last = standing_halt(entries)
-    return {"step": last.step, "rule": last.rule, "reason": last.reason, "time_utc": last.time_utc} if last is not None else None
+    if last is None:
+        return None
+    state = "halted" if last.event == Event.RUN_HALTED else "paused"
+    told = {"state": state, "step": last.step, "rule": last.rule, "by": str(last.fields.get("by") or ""), "reason": last.reason}
+    return {**told, "time_utc": last.time_utc}
+
+
+def _next_start(seen: _Evidence) -> dict[str, Any] | None:
+    """From which checkpoint the next start goes on because a person asked for it, and who; null when nobody did."""
+    wish = open_wish(seen.entries)
+    if wish is None:
+        return None
+    ref = seen.lineage.ref(wish.checkpoint)
+    return {"checkpoint": wish.checkpoint, "step": ref.step if ref is not None else None, "by": wish.by}
 
 
 def _open_episode(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:

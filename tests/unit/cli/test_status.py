@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import run
-from surefoot.core.clock import ManualClock
+from surefoot.coordinate.lock import RunLock
+from surefoot.core.clock import ManualClock, SystemClock
 from surefoot.core.events import Event
 from surefoot.observe.ledger import Ledger
+from surefoot.observe.live import LiveRecord, read_lock, write_live
 
 
 @pytest.fixture
@@ -69,3 +71,27 @@ def test_text_says_that_a_run_is_halted_and_why(run_dir: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert f"{run_dir.name}  halted" in printed
     assert "at step 20 by skips_in_a_row: 4 updates in a row" in printed
+
+
+def test_text_says_who_paused_a_live_run_and_how_it_goes_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(run_dir / "ledger.jsonl", clock=ManualClock(), by="rank 0")
+    ledger.append(Event.RUN_PAUSED, generation=1, attempt=1, step=20, rule="pause", fields={"by": "ada@here"})
+    assert run(["status", str(run_dir)]) == 0
+    assert f"`surefoot resume {run_dir}` releases it, `surefoot train {run_dir}` goes on then" in capsys.readouterr().out
+    with RunLock.acquire(run_dir, job="job", clock=SystemClock(), lease_s=30.0):
+        lock = read_lock(run_dir)
+        assert lock is not None
+        live = LiveRecord(lock.holder.pid, lock.holder.host, 1, 1, "stopped", 20, (), lock.renewed_at, 0)
+        write_live(run_dir, live)
+        assert run(["status", str(run_dir)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{run_dir.name}  paused" in printed
+    assert "paused      at step 20 by ada@here: no reason was given, since 2" in printed
+    assert f"; `surefoot resume {run_dir}` goes on\n" in printed
+
+
+def test_text_says_what_the_next_start_was_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(run_dir / "ledger.jsonl", clock=ManualClock(), by="ada")
+    ledger.append(Event.RESUME_ASKED, generation=1, attempt=1, step=20, fields={"id": "s20-a1"})
+    assert run(["status", str(run_dir)]) == 0
+    assert f"next start  from s20-a1, as ada asked: `surefoot train {run_dir}`" in capsys.readouterr().out

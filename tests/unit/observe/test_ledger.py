@@ -14,7 +14,7 @@ from surefoot.core.clock import ManualClock
 from surefoot.core.errors import Corrupt, Incompatible, PeerLost, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.hashing import ZERO_HASH, sha256_json
-from surefoot.observe.ledger import Ledger, manifest_positions, read_ledger, verify_ledger
+from surefoot.observe.ledger import Ledger, manifest_positions, read_ledger, verify_ledger, what_is_missing
 from surefoot.observe.ledger_lines import encode
 
 
@@ -262,6 +262,15 @@ def test_a_tail_cut_below_a_manifest_is_found(ledger: Ledger, path: Path) -> Non
     for num_kept, first_bad in ((8, None), (7, None), (6, 7), (3, 4), (1, 2), (0, 1)):
         path.write_bytes(b"".join(lines[:num_kept]))
         assert verify_ledger(path, manifests=positions).first_bad == first_bad
+
+
+def test_what_checkpoints_know_of_a_ledger_is_compared_with_what_was_read_of_it(ledger: Ledger, path: Path) -> None:
+    fill(ledger, 3)
+    entries = read_ledger(path)
+    known = [(entry.seq, entry.hash, f"s{entry.seq}-a1") for entry in entries]
+    assert what_is_missing(entries, [(0, ZERO_HASH, "s0-a0"), *known]) == ""
+    assert what_is_missing(entries[:1], known) == "the tail is cut: checkpoint s2-a1 was written at seq 2, the ledger ends at 1"
+    assert what_is_missing(entries, [(2, "other", "s1-a1")]) == "entry 2 is not the one that checkpoint s1-a1 was written after"
 
 
 def test_a_ledger_written_anew_does_not_fit_the_manifests(ledger: Ledger, path: Path) -> None:

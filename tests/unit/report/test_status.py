@@ -14,7 +14,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.events import Event
 from surefoot.core.holder import Holder, LockRecord, this_process
 from surefoot.core.records import StepReport
-from surefoot.observe.ledger import Ledger
+from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.live import LiveRecord, RankLive, write_live
 from surefoot.observe.metrics import MetricsWriter, compact
 from surefoot.report.status import status_of
@@ -191,7 +191,7 @@ def test_a_halted_run_says_so(run: Run) -> None:
     assert run.status()["halted"] is None
     run.tell(Event.RUN_HALTED)
     halted = run.status()["halted"]
-    assert (halted["step"], set(halted)) == (10, {"step", "rule", "reason", "time_utc"})
+    assert (halted["step"], set(halted)) == (10, {"state", "step", "rule", "by", "reason", "time_utc"})
     run.tell(Event.RUN_RELEASED)
     assert run.status()["halted"] is None
 
@@ -281,6 +281,42 @@ def test_what_is_no_run_is_bad_usage(tmp_path: Path, folder: str, words: str) ->
     with pytest.raises(ConfigError, match=words) as caught:
         status_of(tmp_path / folder)
     assert caught.value.hint
+
+
+def test_a_pause_of_a_live_run_says_who_and_is_no_halt(run: Run) -> None:
+    run.train(10)
+    run.tell(Event.RUN_PAUSED, by="ada@host")
+    run.hold(phase="stopped")
+    assert (run.status()["phase"], run.status()["halted"]["state"], run.status()["halted"]["by"]) == ("stopped", "paused", "ada@host")
+    run.tell(Event.RUN_HALTED, by="ada@host")
+    assert run.status()["halted"]["state"] == "halted"
+
+
+def test_a_wish_to_go_back_is_told_until_a_start_has_met_it(run: Run) -> None:
+    run.train(10)
+    first = run.commit(None)
+    run.tell(Event.RUN_FINISHED)
+    assert run.status()["next_start"] is None
+    run.tell(Event.RESUME_ASKED, id=first)
+    assert run.status()["next_start"] == {"checkpoint": first, "step": 10, "by": "rank 0"}
+    run.resume(first, step=10)
+    assert run.status()["next_start"] is None
+
+
+def test_a_ledger_that_lacks_what_the_checkpoints_know_is_suspect(run: Run) -> None:
+    run.train(10)
+    name = run.commit(None)
+    written = read_ledger(run.run_dir / "ledger.jsonl")[-2]
+    folder = run.run_dir / "checkpoints" / name
+    folder.mkdir(parents=True)
+    position = {"ledger_seq": written.seq, "ledger_hash": written.hash, "id": name}
+    (folder / "manifest.json").write_text(strict_json.dumps(position))
+    assert (run.status()["verdict"], run.status()["problems"]) == ("healthy", [])
+    lines = (run.run_dir / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run.run_dir / "ledger.jsonl").write_bytes(b"".join(lines[: written.seq - 1]))
+    status = run.status()
+    assert status["verdict"] == "suspect"
+    assert f"the tail is cut: checkpoint {name} was written at seq {written.seq}, the ledger ends at 1" in status["problems"][0]
 
 
 Damage = Callable[[Path], object]
