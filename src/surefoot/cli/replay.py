@@ -117,6 +117,10 @@ def _refuse_unrecorded(original: Original, asked: _Asked) -> None:
     if not _recorded(original, range(asked.last_step, asked.last_step + 1)):
         first, found = original.segments[0].first_step, _recorded(original, range(1, asked.last_step + 1))
         last = recorded_to(original.segments, list(found))
+        if not found:
+            what = f"steps up to {asked.last_step} were asked for, and none of them is recorded: there is nothing to compare with"
+            hint = f"bring back {original.run_dir / 'metrics'}, which is gone or damaged, or `surefoot status {original.run_dir}`"
+            raise ConfigError(what, where=str(original.run_dir), hint=hint)
         raise ConfigError(
             f"steps {asked.from_step + 1} to {asked.last_step} were asked for, and the present line has steps {first} to {last} recorded",
             where=str(original.run_dir),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from surefoot.cli.main import run
 from surefoot.cli.replay_compare import compare_steps, rows_of_line
 from surefoot.cli.replay_plan import read_original, refuse_other_config, script_for
 from surefoot.cli.replay_words import first_nonfinite, heads_by_layer, lines_of
@@ -125,6 +127,17 @@ def test_what_cannot_be_left_out_is_refused_with_what_can(tmp_path: Path, told: 
             read_original(tmp_path, from_step=0, num_steps=5, without=(seq,))
         assert f"{skip} (update.skipped at step 3)" in refused.value.hint
         assert f"{late} (" not in refused.value.hint
+
+
+def test_metrics_that_are_gone_are_named_as_what_is_missing(
+    tmp_path: Path, told: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(Event.CHECKPOINT_COMMITTED, 10, {"id": "s10-a1", "step": 10, "attempt": 1, "parent": None})
+    (tmp_path / "config.toml").write_text("")
+    assert run(["replay", str(tmp_path), "--from", "10", "--steps", "5", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "steps up to 15 were asked for, and none of them is recorded: there is nothing to compare with"
+    assert str(tmp_path / "metrics") in error["hint"]
 
 
 def test_a_run_without_steps_and_one_whose_beginning_is_gone_are_refused(tmp_path: Path, told: Callable[..., int]) -> None:
