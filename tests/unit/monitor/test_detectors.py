@@ -454,6 +454,12 @@ def test_presets_and_bindings() -> None:
     assert (bound["norm_over_clip"], bound["cusum:log_z"]) == (Asks.ALERT, Asks.PAUSE)
     assert "outlier_loss" not in bound
     assert [line.split()[1] for line in bound_by_hand(heal)] == ["norm_over_clip", "cusum:log_z"]
+    classic = HealSection(preset="classic", rules=(("loss_n_sigma", "off"), ("norm_over_clip", "alert")))
+    lines = {line.split()[1]: line for line in bound_by_hand(classic)}
+    assert {name for name, rule in RULES.items() if rule.tiers is None} - {"loss_n_sigma"} <= set(lines)
+    assert "loss_n_sigma" not in lines
+    assert "bound to alert; false alarms" in lines["norm_over_clip"]
+    assert lines["norm_5x_mean_1000"].endswith("bound to alert by preset classic; false alarms per 10,000 healthy steps: 0.75")
     assert "sustained_loss" not in bindings(HealSection(preset="classic"))
 
 

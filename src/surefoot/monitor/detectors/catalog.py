@@ -92,10 +92,17 @@ def bindings(heal: HealSection) -> Mapping[str, Asks]:
 
 
 def bound_by_hand(heal: HealSection) -> tuple[str, ...]:
-    """A line for each rule that `[heal] rules` binds, with what is known of its false alarms: to be said at the start of a run."""
+    """A line for each rule that `[heal]` binds otherwise than by default, one by one or by its preset, with what is known of its false
+    alarms: to be said at the start of a run."""
+    by_hand = dict(heal.rules)
+    preset = {
+        name: f"{rule.classic} by preset {heal.preset}"
+        for name, rule in RULES.items()
+        if heal.preset == "classic" and rule.classic not in (None, rule.tiers) and name not in by_hand
+    }
     return tuple(
         f"rule {name} is bound to {action}; false alarms per 10,000 healthy steps: {RULES[name.partition(':')[0]].false_alarms}"
-        for name, action in heal.rules
+        for name, action in {**preset, **by_hand}.items()
         if action != OFF
     )
 
