@@ -18,6 +18,15 @@ StartAgent = Callable[..., Any]
 IsAlive = Callable[[int], bool]
 
 LARGE = 96 << 20  # written for so long that a poll meets it half way
+RUN = """
+[run]
+name = "run"
+dir = "."
+[train]
+num_steps = 10
+[checkpoint]
+keep_last = 2
+"""  # no detector looks farther back than a run is long, and so no older one is kept for one
 UPLOADER = {"program": "surefoot.cli.uploader", "name": "uploader", "keeps_slots": True}
 
 
@@ -27,7 +36,7 @@ def start(start_agent: StartAgent, tmp_path: Path) -> Callable[..., Any]:
 
     def begin(**facts: Any) -> Any:
         (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / "config.toml").write_text('[run]\nname = "run"\ndir = "."\n[checkpoint]\nkeep_last = 2\n')
+        (tmp_path / "run" / "config.toml").write_text(RUN)
         return start_agent(**{"entry": "toy_saver:main", "aides": (UPLOADER,), "save_every": 10, "image_bytes": 8192, **facts})
 
     return begin
