@@ -15,8 +15,8 @@ from surefoot.core.clock import Clock
 from surefoot.core.errors import ConfigError
 from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, RecomputePort, Stateful
 from surefoot.core.sections import RunConfig
-from surefoot.guard.audit import Audit
-from surefoot.guard.capabilities import refuse_unfit
+from surefoot.guard.audit import Audit, bits_are_promised
+from surefoot.guard.capabilities import missing_capabilities, refuse_unfit
 from surefoot.guard.healing import Healer
 from surefoot.guard.instruments import Instruments
 from surefoot.guard.investigating import Investigation
@@ -206,6 +206,23 @@ def _refuse_unfit(handed: Handed) -> None:
     refuse_unfit(ports, handed.extra)
     if not any(group["params"] for group in handed.optimizer.param_groups):
         raise ConfigError("the optimizer has no parameters", where="Guard(optimizer=...)", hint="hand over the one that updates the model")
+
+
+def what_is_missing(run: BoundRun) -> list[str]:
+    """Local. One line per thing that this loop goes without, and why."""
+    return missing_capabilities(
+        run.config,
+        model=run.state.model,
+        data=run.state.data,
+        evaluation=run.handed.evaluation,
+        extra=run.state.extra,
+        world_size=run.world.size,
+        under_agent=run.place.under_agent,
+        can_redo=run.handed.can_redo,
+        recompute=run.handed.recompute,
+        gauges=run.handed.gauges,
+        repeats_bits=bits_are_promised(run.world),
+    )
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -31,14 +31,13 @@ from surefoot.core.records import (
     StepReport,
 )
 from surefoot.core.sections import RunConfig
-from surefoot.guard.assembly import Handed, bind
-from surefoot.guard.audit import bits_are_promised
-from surefoot.guard.capabilities import NO_RATE, missing_capabilities
-from surefoot.guard.columns import signal_columns, tells_parts
+from surefoot.guard.assembly import Handed, bind, what_is_missing
+from surefoot.guard.capabilities import NO_RATE
 from surefoot.guard.judging import Measured
 from surefoot.guard.loss_scale import loss_scaler
 from surefoot.guard.quarantine import note_lost_shard
 from surefoot.guard.replay import Figures
+from surefoot.guard.reporting import report_of
 from surefoot.guard.script import Script
 from surefoot.heal.policy import BACK_OFF
 from surefoot.monitor.detectors import bound_by_hand
@@ -106,7 +105,6 @@ class Guard:
             recompute=recompute,
         )
         self._run = bind(config, handed, world=world, lock=lock, clock=clock or SystemClock())
-        self._parts_s: Mapping[str, float] = {}
         self._signals: Signals | None = None
         self._action: Action | None = None
         self._leave: Leave | None = None
@@ -153,7 +151,8 @@ class Guard:
         for line in bound_by_hand(self._run.config.heal):
             self._run.recorder.say(line)
         if self._run.is_foreign:
-            self._say_what_is_missing()
+            for line in what_is_missing(self._run):
+                self._run.recorder.say(f"not guarded: {line}")
         self._restored = True
         return resumed
 
@@ -246,7 +245,7 @@ class Guard:
     def finish(self) -> StepReport:
         """Collective over the world. Count the step, evaluate and save when due, tell everybody, return the report."""
         signals, action = self._judged()
-        self._parts_s = self._run.instruments.end()
+        parts_s = self._run.instruments.end()
         if isinstance(action, RollBack):
             action = self._run.healer.open_episode(action, signals) or action
         is_step = not isinstance(action, RollBack | Halt)  # what is gone back from, or ended at, is none
@@ -260,9 +259,9 @@ class Guard:
         self._run.state.canary = held_out.loss if held_out is not None and math.isfinite(held_out.loss) else None
         if may_save and (due := self._due(signals)) is not None:
             # A kill between commit and row would leave this step without one for good; the row below takes this one's place.
-            self._run.recorder.write(self._report(signals, action, held_out, saved=None))
+            self._run.recorder.write(report_of(self._run, signals, action, held_out=held_out, saved=None, parts_s=parts_s))
             saved = self._save(due[0] + self._run.recovery.stands_on, due[1]) or saved
-        report = self._report(signals, action, held_out, saved=saved)
+        report = report_of(self._run, signals, action, held_out=held_out, saved=saved, parts_s=parts_s)
         if is_step:  # else its row would stand in place of the last one's
             self._tell(report, signals)
         self._run.beat.beat(phase=Phase.STEP, step=self._run.state.step)
@@ -339,10 +338,10 @@ class Guard:
             self._leave = Leave(TrainingHalted.exit_code, action.reason)
         elif isinstance(action, SkipUpdate | Pause):
             recorder.ledger(Event.UPDATE_SKIPPED, rule=action.rule, reason=action.reason, fields={"loss": signals.loss})
-        if isinstance(action, SkipUpdate) and (
-            action.rule != BACK_OFF or signals.loss_scale_at_minimum
-        ):  # a scale that is sought is no news
-            recorder.warn(f"step {state.step}: the update was skipped ({action.rule}): {action.reason}")
+        if isinstance(action, SkipUpdate):
+            seeks_scale = action.rule == BACK_OFF and not signals.loss_scale_at_minimum
+            if not seeks_scale:
+                recorder.warn(f"step {state.step}: the update was skipped ({action.rule}): {action.reason}")
 
     def _settle(self, signals: Signals) -> str | None:
         """Collective over the save group when a save failed, else local. The id of what was agreed to be committed."""
@@ -379,23 +378,6 @@ class Guard:
             reason += f"; it could not be saved, the newest checkpoint is {self._run.saver.last_id}"
         self._run.recorder.ledger(Event.RUN_LEFT, reason=reason)
         self._leave = Leave(EXIT_RETRY, reason)
-
-    def _say_what_is_missing(self) -> None:
-        missing = missing_capabilities(
-            self._run.config,
-            model=self._run.state.model,
-            data=self._run.state.data,
-            evaluation=self._run.handed.evaluation,
-            extra=self._run.state.extra,
-            world_size=self._run.world.size,
-            under_agent=self._run.place.under_agent,
-            can_redo=self._run.handed.can_redo,
-            recompute=self._run.handed.recompute,
-            gauges=self._run.handed.gauges,
-            repeats_bits=bits_are_promised(self._run.world),
-        )
-        for line in missing:
-            self._run.recorder.say(f"not guarded: {line}")
 
     def _compare_with_record(self, signals: Signals) -> None:
         step, data = self._run.state.step, self._run.state.data
@@ -442,38 +424,3 @@ class Guard:
             Event.RUN_FINISHED, fields={"state_digest": self._run.saver.last_digest, "checkpoint": self._run.saver.last_id}
         )
         self._leave = Leave(0, "finished")
-
-    def _report(self, signals: Signals, action: Action, held_out: HeldOutLoss | None, *, saved: str | None) -> StepReport:
-        times: dict[str, Any] = self._run.times.end(num_live_tokens=signals.num_live_tokens)
-        by_part = tells_parts(
-            self._run.state.step,
-            interval_steps=self._run.config.monitor.rank_interval_steps,
-            world_size=self._run.world.size,
-            is_news=not isinstance(action, Proceed) or self._run.monitoring.has_findings,
-        )
-        return StepReport(
-            step=self._run.state.step,
-            attempt=self._run.state.attempt,
-            generation=self._run.place.generation,
-            loss=signals.loss,
-            num_live_tokens=signals.num_live_tokens,
-            data_wait_s=max(part.data_wait_s for part in signals.ranks),
-            tokens=self._run.state.tokens,
-            grad_norm=signals.grad_norm,
-            clip_scale=action.clip_scale if isinstance(action, Proceed) else 0.0,
-            action=_NAMES.get(type(action), type(action).__name__.lower()),
-            next_sample=self._run.state.data.next_sample,
-            cpu_s=sum(part.cpu_s for part in signals.ranks),
-            val_loss=held_out.loss if held_out else None,
-            bits_per_byte=held_out.bits_per_byte if held_out else None,
-            val_losses=held_out.per_source if held_out else {},
-            canary_loss=self._run.monitoring.canary_loss,
-            saved=saved,
-            device_tokens_per_s=self._run.speed.of_device(times["tokens_per_s"]),
-            mfu=self._run.speed.mfu(times["tokens_per_s"], next_sample=self._run.state.data.next_sample),
-            **signal_columns(signals, losses=self._run.state.monitor.losses, times=self._parts_s, by_part=by_part),
-            **times,
-        )
-
-
-_NAMES: dict[type, str] = {Proceed: "proceed", SkipUpdate: "skip", Halt: "halt", RollBack: "rollback", Pause: "pause"}
