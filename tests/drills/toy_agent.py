@@ -15,6 +15,7 @@ from surefoot.core.errors import SurefootError
 from surefoot.core.sections import CheckpointSection, LaunchSection, ObserveSection, RunConfig
 from surefoot.launch.agent import Agent
 from surefoot.launch.aide import AideSpec
+from surefoot.launch.director import LocalDirector
 from surefoot.launch.logs import logging_aside
 from surefoot.observe.ledger import Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
@@ -34,12 +35,11 @@ def main() -> int:
                 checkpoint=CheckpointSection(**options["checkpoint"]),
             ),
             run_dir=run_dir,
-            num_ranks=options["num_ranks"],
+            director=LocalDirector(launch, num_ranks=options["num_ranks"], counters=fold_counters(read_ledger(ledger.path))),
             entry=options["entry"],
             warm=options["warm"],
             ledger=ledger,
             lock=lock,
-            first_generation=fold_counters(read_ledger(ledger.path)).generation + 1,
             clock=clock,
             console=lambda line: _write(f"{line}\n".encode()),
             aides=[_aide(run_dir, **aide) for aide in options["aides"]],

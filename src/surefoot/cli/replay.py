@@ -27,6 +27,7 @@ from surefoot.core.records import CheckpointRef
 from surefoot.guard.script import ReplayTask
 from surefoot.observe.interventions import segment_at
 from surefoot.observe.ledger import Ledger, read_ledger
+from surefoot.observe.lineage import fold_counters
 from surefoot.observe.run_dir import CONFIG_NAME, require_run
 
 SCHEMA_VERSION = 1
@@ -182,6 +183,7 @@ def _run_ranks(config: Any, place: Path, ledger: Ledger, *, quiet: bool) -> None
     """As `train` does, without anything beside the ranks. Raises what ended them before their last step."""
     from surefoot.cli.train import WARM
     from surefoot.launch.agent import Agent
+    from surefoot.launch.director import LocalDirector
     from surefoot.launch.logs import logging_aside
 
     clock = SystemClock()
@@ -189,12 +191,11 @@ def _run_ranks(config: Any, place: Path, ledger: Ledger, *, quiet: bool) -> None
         agent = Agent(
             config,
             run_dir=place,
-            num_ranks=config.parallel.num_ranks,
+            director=LocalDirector(config.launch, num_ranks=config.parallel.num_ranks, counters=fold_counters(read_ledger(ledger.path))),
             entry=ENTRY,
             warm=(*WARM[:-1], "surefoot.cli.replay_rank"),
             ledger=ledger,
             lock=lock,
-            first_generation=1,
             clock=clock,
             console=lambda line: say(line) if line.startswith("step ") and not quiet else None,
         )

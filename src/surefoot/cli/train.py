@@ -31,6 +31,7 @@ from surefoot.core.model_sizes import resolve_sizes
 from surefoot.core.records import LedgerEntry, Phase
 from surefoot.core.sections import RunConfig
 from surefoot.launch.agent import Agent
+from surefoot.launch.director import LocalDirector
 from surefoot.launch.logs import logging_aside
 from surefoot.launch.process import heeded_signals
 from surefoot.launch.run_folder import compare_run_folder, record_run_folder
@@ -137,15 +138,15 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
             return 0
         say_damage(opened.entries)
         say_start(loaded.config, run_dir)
+        num_ranks, counters = loaded.config.parallel.num_ranks, fold_counters(opened.entries)
         agent = Agent(
             loaded.config,
             run_dir=run_dir,
-            num_ranks=loaded.config.parallel.num_ranks,
+            director=LocalDirector(loaded.config.launch, num_ranks=num_ranks, counters=counters),
             entry=ENTRY,
             warm=WARM,
             ledger=opened.ledger,
             lock=lock,
-            first_generation=fold_counters(opened.entries).generation + 1,
             clock=clock,
             console=say,
             aides=aides_of(loaded.config.checkpoint, run_dir, data=loaded.config.data, alerts=loaded.config.alerts),

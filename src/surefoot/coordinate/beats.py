@@ -17,9 +17,9 @@ from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import Phase
 
-BEATS_FORMAT = 1
+BEATS_FORMAT = 2
 _MAGIC = b"sfbeats\0"
-_HEADER = struct.Struct("<8sIIqi36x")  # magic, version, num_ranks, generation, leave
+_HEADER = struct.Struct("<8sIIqii32x")  # magic, version, num_ranks, generation, leave, first rank
 _LEAVE = struct.Struct("<i")
 _LEAVE_OFFSET = 24
 # count before, phase, pid, restored, generation, step, collective_seq, monotonic ns, micro_step, count after
@@ -59,7 +59,7 @@ class BeatBoard:
         self.fd = fd
         self._memory = memory
         self._clock = clock
-        magic, version, num_ranks, generation, _leave = _HEADER.unpack_from(memory)
+        magic, version, num_ranks, generation, _leave, first_rank = _HEADER.unpack_from(memory)
         if magic != _MAGIC or version != BEATS_FORMAT or len(memory) != _size(num_ranks):
             raise SurefootError(
                 "this memory holds no beats of this release",
@@ -68,16 +68,16 @@ class BeatBoard:
                 got=version,
                 wanted=BEATS_FORMAT,
             )
-        self.num_ranks: int = num_ranks
+        self.ranks = range(first_rank, first_rank + num_ranks)
         self.generation: int = generation
 
     @classmethod
-    def create(cls, num_ranks: int, *, generation: int, clock: Clock | None = None) -> BeatBoard:
-        """A new board. Its fd is closed on exec: pass it on by name (`pass_fds`)."""
+    def create(cls, num_ranks: int, *, generation: int, first_rank: int = 0, clock: Clock | None = None) -> BeatBoard:
+        """A new board, for the ranks of this machine. Its fd is closed on exec: pass it on by name (`pass_fds`)."""
         fd = _anonymous_file()
         os.ftruncate(fd, _size(num_ranks))
         memory = mmap.mmap(fd, _size(num_ranks))
-        _HEADER.pack_into(memory, 0, _MAGIC, BEATS_FORMAT, num_ranks, generation, LeaveReason.NONE)
+        _HEADER.pack_into(memory, 0, _MAGIC, BEATS_FORMAT, num_ranks, generation, LeaveReason.NONE, first_rank)
         return cls(fd, memory, clock=clock or SystemClock())
 
     @classmethod
@@ -110,7 +110,7 @@ class BeatBoard:
         return Beat(rank, pid, generation, Phase(phase), step, micro_step, collective_seq, mono_ns / 1e9, bool(restored), before)
 
     def read_all(self) -> list[Beat]:
-        return [self.read(rank) for rank in range(self.num_ranks)]
+        return [self.read(rank) for rank in self.ranks]
 
     def request_leave(self, reason: LeaveReason = LeaveReason.PREEMPTED) -> None:
         """Ask all ranks to save and leave. The first reason stays. May be called from a signal handler."""
@@ -127,9 +127,10 @@ class BeatBoard:
         os.close(self.fd)
 
     def _offset(self, rank: int) -> int:
-        if not 0 <= rank < self.num_ranks:
-            raise SurefootError(f"rank {rank} has no slot", where=f"fd {self.fd}", hint=f"the board was made for {self.num_ranks} ranks")
-        return _HEADER.size + rank * _SLOT.size
+        if rank not in self.ranks:
+            hint = f"the board was made for ranks {self.ranks.start} to {self.ranks.stop - 1}"
+            raise SurefootError(f"rank {rank} has no slot", where=f"fd {self.fd}", hint=hint)
+        return _HEADER.size + (rank - self.ranks.start) * _SLOT.size
 
 
 class BeatSlot:

@@ -452,7 +452,7 @@ class Fault:
     `reason` says it in words, as whoever saw it knows it: "rank 1 was killed by SIGKILL".
     """
 
-    what: Literal["rank", "nursery", "init-deadline"]
+    what: Literal["rank", "nursery", "init-deadline", "node"]
     reason: str
     rank: int | None
     exit_code: int | None

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from surefoot.coordinate.lock import RunLock
-from surefoot.coordinate.restart import RestartHistory, decide
 from surefoot.core.clock import Clock
 from surefoot.core.errors import EXIT_DONE, EXIT_RETRY, PeerLost, SurefootError
 from surefoot.core.events import Event
@@ -26,6 +25,7 @@ from surefoot.core.sections import RunConfig
 from surefoot.launch.aide import AideSpec
 from surefoot.launch.aides import Aides
 from surefoot.launch.crew import Crew
+from surefoot.launch.director import Berth, Director
 from surefoot.launch.ending import Ending
 from surefoot.launch.evidence import ending_words, stop_error
 from surefoot.launch.generation import Post, follow, fork_ranks, put_down
@@ -47,8 +47,8 @@ _LAST_MOMENT_S = 5.0
 
 
 class Agent:
-    """Runs `entry` ("pkg.mod:function") as `num_ranks` ranks until the run is over. `warm` are the modules imported before the fork.
-    `aides` work beside the ranks.
+    """Runs `entry` ("pkg.mod:function") as ranks until the run is over; how many, and when again, says `director`. `warm` are the modules
+    imported before the fork. `aides` work beside the ranks.
 
     The caller holds `lock`; the agent renews it. `console` gets the lines that rank 0 writes to its stdout, from a thread of their own.
     """
@@ -58,22 +58,20 @@ class Agent:
         config: RunConfig,
         *,
         run_dir: Path,
-        num_ranks: int,
+        director: Director,
         entry: str,
         warm: Sequence[str],
         ledger: Ledger,
         lock: RunLock,
-        first_generation: int,
         clock: Clock,
         console: Callable[[str], None],
         aides: Sequence[AideSpec] = (),
     ) -> None:
         self._launch, self._observe, self._checkpoint = config.launch, config.observe, config.checkpoint
         self._run_dir = run_dir.absolute()
-        self._num_ranks = num_ranks
+        self._director = director
         self._ledger = ledger
         self._job = lock.record.job
-        self._generation = first_generation - 1
         self._clock = clock
         self._console = console
         self._nursery = WarmNursery(entry=entry, warm=warm, log_path=nursery_log(self._run_dir), kill_limit_s=config.launch.kill_limit_s)
@@ -84,8 +82,8 @@ class Agent:
         self._aide_specs = tuple(aides)
         self._aides: Aides | None = None
         counters = fold_counters(read_ledger(ledger.path))
-        self._attempt, self._step = counters.attempt, counters.step
-        self._restarts = RestartHistory(newest_step=counters.step)
+        self._generation, self._attempt, self._step = counters.generation, counters.attempt, counters.step
+        self._num_restarts = 0
 
     def run(self) -> int:
         """Supervise until the run is over: 0 when it is finished, 75 when it was asked to leave. Call it in the main thread.
@@ -117,7 +115,7 @@ class Agent:
         if "memory" not in self._checkpoint.tiers:
             yield None
             return
-        slots = SlotMemory.create(num_ranks=self._num_ranks, num_slots=self._checkpoint.num_slots)
+        slots = SlotMemory.create(num_ranks=self._director.num_local_ranks, num_slots=self._checkpoint.num_slots)
         try:
             yield slots
         finally:
@@ -159,20 +157,21 @@ class Agent:
         """One start of the ranks and how it ended. Nothing of it is left when this returns."""
         post.watch.look()  # starts the aides, which get ready beside the nursery
         ending = self._nursery.warm_up(post.watch, limit_s=self._launch.init_limit_s, clock=self._clock)
-        if ending is None:
-            self._open_generation()
-            num_restarts = self._restarts.num_restarts
-            self._crew = crew = fork_ranks(
-                post, job=self._job, generation=self._generation, num_restarts=num_restarts, num_ranks=self._num_ranks
-            )
+        berth = self._director.berth(look=post.watch.look) if ending is None else None
+        if ending is None and berth is None:
+            ending = Ending("left", "asked to leave before there was a place for its ranks", in_good_order=True)
+        if berth is not None:
+            self._open_generation(berth)
+            self._crew = crew = fork_ranks(post, berth, job=self._job)
             try:
-                ending = follow(post, crew)
+                ending = follow(post, crew, called_off=self._director.called_off)
                 self._step = crew.step() or self._step
                 if not ending.in_good_order:
                     ending = put_down(post, crew, ending)
             finally:
                 self._crew = None
                 crew.close()
+        assert ending is not None
         self._attempt = fold_counters(read_ledger(self._ledger.path)).attempt
         if not ending.in_good_order:
             self._record(ending)
@@ -188,12 +187,12 @@ class Agent:
             logger.warning("what the ranks staged may be lost: %s", failure)
             self._append_if_possible(Event.SAVE_FAILED, rule="drain", reason=failure, fields={})
 
-    def _open_generation(self) -> None:
+    def _open_generation(self, berth: Berth) -> None:
         """Fence the past: from this line on the ledger refuses every writer of an older generation."""
-        self._generation += 1
+        self._generation, self._num_restarts = berth.generation, berth.num_restarts
         pids = {"agent_pid": os.getpid(), "nursery_pid": self._nursery.link.pid if self._nursery.link else None}
         pids |= {f"{name}_pid": pid for name, pid in self._aides.pids.items()} if self._aides else {}
-        self._append(Event.GENERATION_STARTED, fields={"world_size": self._num_ranks, **pids})
+        self._append(Event.GENERATION_STARTED, fields={"world_size": berth.world_size, **pids})
         self._pulse.now_due()
 
     def _record(self, ending: Ending) -> None:
@@ -212,7 +211,7 @@ class Agent:
         entries = read_ledger(self._ledger.path)
         refuse_halted(entries)  # in the words of the rule that halted it, or of the person who did
         refuse_stopped(entries, generation=self._generation)
-        instruction, self._restarts = decide(self._restarts, self._fault(ending), self._launch)
+        instruction = self._director.ended(self._fault(ending))
         fields = {"kind": instruction.kind, "exit_code": instruction.exit_code, "wait_s": instruction.wait_s}
         self._append_if_possible(Event.RESTART_DECIDED, rule=instruction.grade.value, reason=instruction.reason, fields=fields)
         if instruction.kind == "stop":
@@ -268,5 +267,5 @@ class Agent:
             generation=self._generation,
             attempt=self._attempt,
             step=self._step,
-            num_restarts=self._restarts.num_restarts,
+            num_restarts=self._num_restarts,
         )

@@ -25,7 +25,7 @@ class Crew:
     def __init__(self, board: BeatBoard, *, life_fd: int, clock: Clock) -> None:
         self.board = board
         self.generation = board.generation
-        self.num_ranks = board.num_ranks
+        self.ranks = board.ranks
         self.started_s = clock.monotonic_s()
         self.exits: list[RankExit] = []
         self.pids: tuple[int, ...] = ()
@@ -45,12 +45,16 @@ class Crew:
     def adopt(self, started: Started, pidfds: Sequence[int]) -> None:
         self.pids, self._pidfds = started.pids, tuple(pidfds)
 
+    def pid(self, rank: int) -> int | None:
+        """None before the nursery said whom it forked."""
+        return self.pids[rank - self.ranks.start] if self.pids else None
+
     def all_stepping(self) -> bool:
         """Whether every rank has reached the loop at some time: its restore lies behind it then."""
         for beat in self.board.read_all():
             if beat.restored or beat.phase not in _BEFORE_THE_LOOP:
                 self._stepping.add(beat.rank)
-        return len(self._stepping) == self.num_ranks
+        return len(self._stepping) == len(self.ranks)
 
     def step(self) -> int:
         """The newest step that any rank has finished; 0 before the first beat."""
@@ -62,7 +66,7 @@ class Crew:
         for pidfd in self._pidfds:
             poller.register(pidfd, select.POLLIN)
         gone = {fd for fd, _ in poller.poll(0)}
-        return [rank for rank, pidfd in enumerate(self._pidfds) if pidfd not in gone]
+        return [rank for rank, pidfd in zip(self.ranks, self._pidfds, strict=False) if pidfd not in gone]
 
     def is_left(self) -> bool:
         """Whether a rank may still be there, by the kernel's word; also when nobody has said which were forked."""
@@ -89,6 +93,6 @@ class Crew:
         the nursery kills them first.
         """
         reported = {ended.rank for ended in self.exits}
-        for rank, (pid, pidfd) in enumerate(zip(self.pids, self._pidfds, strict=True)):
+        for rank, pid, pidfd in zip(self.ranks, self.pids, self._pidfds, strict=False):  # none is adopted before the nursery speaks
             if rank not in reported:
                 kill_group(pid, pidfd=pidfd)

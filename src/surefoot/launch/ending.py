@@ -33,13 +33,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A generation at one moment. `complained` are the ranks whose entry point left an error file; times are monotonic seconds.
+    """A generation at one moment, as this machine sees it: `ranks` are those that are here.
+
+    `complained` are the ranks whose entry point left an error file; times are monotonic seconds.
 
     `nursery_code` tells how the nursery that is gone ended, negative for a signal; None when we ended it.
     """
 
     now_s: float
-    num_ranks: int
+    ranks: tuple[int, ...]
     exits: tuple[RankExit, ...]
     complained: frozenset[int]
     started_s: float
@@ -62,7 +64,7 @@ class Ending:
 
     kind: Literal["finished", "left", "failed"]
     reason: str
-    what: Literal["rank", "nursery", "init-deadline"] | None = None
+    what: Literal["rank", "nursery", "init-deadline", "node"] | None = None
     culprit: RankExit | None = None
     in_good_order: bool = False
     nursery_code: int | None = None
@@ -74,7 +76,7 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     if seen.kill_asked:
         return Ending("left", "interrupted twice: killed at once")
     bad = [ended for ended in seen.exits if not _is_orderly(ended, seen.complained)]
-    over = len(seen.exits) == seen.num_ranks
+    over = len(seen.exits) == len(seen.ranks)
     if over and not bad:
         return _agreed(seen.exits)
     if bad and (over or _by_signal(bad) or seen.now_s >= bad[0].mono_s + limits.settle_s):
@@ -147,7 +149,7 @@ def _left_behind(seen: Seen, limits: Limits) -> Ending | None:
         return Ending("failed", f"{exit_text(left)}, the others did not within {limits.grace_s:g} s", what="rank", culprit=left)
     done = next((ended for ended in orderly if ended.exit_code == EXIT_DONE), None)
     if done is not None and seen.now_s >= done.mono_s + limits.end_s:
-        late = ", ".join(str(rank) for rank in sorted(set(range(seen.num_ranks)) - {ended.rank for ended in seen.exits}))
+        late = ", ".join(str(rank) for rank in sorted(set(seen.ranks) - {ended.rank for ended in seen.exits}))
         return Ending("failed", f"rank {done.rank} is done, but {limits.end_s:g} s later not rank {late}", what="rank")
     return None
 
@@ -165,7 +167,7 @@ def _failed_rank(blamed: RankExit, seen: Seen) -> Ending:
 
 def _inconclusive(accuser: RankExit, seen: Seen) -> Ending:
     """Whoever ended says that another one went away. Ranks that are still there answered nobody: they are named, and nobody is blamed."""
-    silent = sorted(set(range(seen.num_ranks)) - {ended.rank for ended in seen.exits})
+    silent = sorted(set(seen.ranks) - {ended.rank for ended in seen.exits})
     named = f"rank {', '.join(str(rank) for rank in silent)} did not answer and is still there" if silent else "nobody knows whom"
     return Ending("failed", f"rank {accuser.rank} lost a peer: {named}", what="rank")
 

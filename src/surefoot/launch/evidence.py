@@ -30,7 +30,7 @@ def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, clock: Clock) -
         "reason": ending.reason,
         "culprit": ending.culprit,
         "exits": crew.exits,
-        "ranks": [_rank_record(run_dir, crew, rank, now_s=clock.monotonic_s()) for rank in range(crew.num_ranks)],
+        "ranks": [_rank_record(run_dir, crew, rank, now_s=clock.monotonic_s()) for rank in crew.ranks],
         "nursery_lines": last_lines(nursery_log(run_dir), num_lines=10),
     }
     path = incident_path(run_dir, crew.generation)
@@ -93,7 +93,7 @@ def _rank_record(run_dir: Path, crew: Crew, rank: int, *, now_s: float) -> dict[
     out_path, err_path, _ = rank_paths(run_dir, crew.generation, rank)
     return {
         "rank": rank,
-        "pid": crew.pids[rank] if crew.pids else None,
+        "pid": crew.pid(rank),
         "alive": rank in crew.alive(),
         "last_beat": {"phase": beat.phase.label, "step": beat.step, "age_s": round(now_s - beat.mono_s, 3)} if beat.num_beats else None,
         "last_lines": last_lines(out_path, num_lines=5),

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from surefoot.core.clock import Clock
 from surefoot.core.errors import SurefootError
 from surefoot.core.sections import LaunchSection, ObserveSection
 from surefoot.launch.crew import Crew
+from surefoot.launch.director import Berth
 from surefoot.launch.ending import Ending, Limits, Seen, end_of
 from surefoot.launch.evidence import complaints, write_incident
 from surefoot.launch.logs import Echo, open_generation, rank_paths
-from surefoot.launch.rendezvous import Meeting, open_listener, rank_specs
+from surefoot.launch.rendezvous import Meeting, rank_specs
 from surefoot.launch.slots import SlotMemory
 from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
@@ -42,14 +44,28 @@ class Post:
     slots: SlotMemory | None = None
 
 
-def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_ranks: int) -> Crew:
-    """Ask the warm nursery for the ranks, on a port and a beats board of their own."""
+def fork_ranks(post: Post, berth: Berth, *, job: str) -> Crew:
+    """Ask the warm nursery for the ranks of a berth, on a beats board of their own. Closes the listener of the berth."""
+    generation = berth.generation
     open_generation(post.run_dir, generation, keep=post.observe.keep_generations)
     life_fd, ranks_life_fd = os.pipe2(os.O_CLOEXEC)
-    crew = Crew(BeatBoard.create(num_ranks, generation=generation, clock=post.clock), life_fd=life_fd, clock=post.clock)
-    with open_listener(num_ranks=num_ranks) as listener, os.fdopen(ranks_life_fd, "wb") as ranks_life:
-        meeting = Meeting(job, post.run_dir, generation, num_restarts, num_ranks, port=listener.getsockname()[1])
-        fds = [listener.fileno(), crew.board.fd, ranks_life.fileno()]
+    board = BeatBoard.create(berth.num_local_ranks, first_rank=berth.first_rank, generation=generation, clock=post.clock)
+    crew = Crew(board, life_fd=life_fd, clock=post.clock)
+    with berth.listener or contextlib.nullcontext(), os.fdopen(ranks_life_fd, "wb") as ranks_life:
+        meeting = Meeting(
+            job,
+            post.run_dir,
+            generation,
+            berth.num_restarts,
+            berth.world_size,
+            berth.master_port,
+            first_rank=berth.first_rank,
+            num_local_ranks=berth.num_local_ranks,
+            master_addr=berth.master_addr,
+            node_rank=berth.node_rank,
+            env=berth.env,
+        )
+        fds = [crew.board.fd, ranks_life.fileno(), *([berth.listener.fileno()] if berth.listener else [])]
         request = Start(generation, rank_specs(meeting))
         if post.slots is not None:
             request = replace(request, env=post.slots.rank_env(), fds=post.slots.rank_fds(first=len(fds)))
@@ -58,12 +74,13 @@ def fork_ranks(post: Post, *, job: str, generation: int, num_restarts: int, num_
             if post.nursery.link is not None:
                 post.nursery.link.start_ranks(request, fds=fds)
     post.trimmer.follow(generation)
-    post.echo.follow(rank_paths(post.run_dir, generation, 0)[0])
+    if berth.leads:
+        post.echo.follow(rank_paths(post.run_dir, generation, 0)[0])
     return crew
 
 
-def follow(post: Post, crew: Crew) -> Ending:
-    """Watch until the generation is over, by itself or by a decision; nothing is killed yet."""
+def follow(post: Post, crew: Crew, *, called_off: Callable[[], str | None]) -> Ending:
+    """Watch until the generation is over, by itself or by a decision, this machine's or (`called_off`) another's; nothing is killed yet."""
     launch = post.launch
     limits = Limits(init_s=launch.init_limit_s, grace_s=launch.grace_s, end_s=launch.end_limit_s, settle_s=launch.settle_s)
     while True:
@@ -74,6 +91,8 @@ def follow(post: Post, crew: Crew) -> Ending:
         ending = end_of(_seen(post, crew), limits)
         if ending is not None:
             return ending
+        if (reason := called_off()) is not None:
+            return Ending("failed", reason, what="node")
 
 
 def put_down(post: Post, crew: Crew, ending: Ending) -> Ending:
@@ -90,14 +109,14 @@ def put_down(post: Post, crew: Crew, ending: Ending) -> Ending:
         post.nursery.drop(post.watch)  # it never said whom it forked; the kernel ends them with it
     crew.kill()
     deadline_s = post.clock.monotonic_s() + post.launch.kill_limit_s
-    while crew.is_left() or (post.nursery.link is not None and len(crew.exits) < crew.num_ranks):
+    while crew.is_left() or (post.nursery.link is not None and len(crew.exits) < len(crew.ranks)):
         for event in post.watch.events(post.nursery.link):
             _take(post, crew, event)
         if not crew.alive() and crew.nursery_silent_s() >= post.launch.settle_s:
             post.nursery.drop(post.watch)
         if post.clock.monotonic_s() >= deadline_s:
             alive = crew.alive()
-            who = f"ranks {alive} (pids {[crew.pids[rank] for rank in alive]})" if crew.pids else "the ranks of a nursery that named none"
+            who = f"ranks {alive} (pids {[crew.pid(rank) for rank in alive]})" if crew.pids else "the ranks of a nursery that named none"
             raise SurefootError(
                 f"{who} did not die within {post.launch.kill_limit_s:g} s of SIGKILL",
                 where=f"generation {crew.generation}",
@@ -131,7 +150,7 @@ def _ask_to_leave(post: Post, crew: Crew) -> None:
 def _seen(post: Post, crew: Crew) -> Seen:
     return Seen(
         now_s=post.clock.monotonic_s(),
-        num_ranks=crew.num_ranks,
+        ranks=tuple(crew.ranks),
         exits=tuple(crew.exits),
         complained=frozenset(complaints(post.run_dir, crew.generation)) if crew.exits else frozenset(),
         started_s=crew.started_s,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.launch.logs import rank_paths
 from surefoot.launch.wire import RankSpec
 
-_LOCALHOST = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 LISTEN_FD = "SUREFOOT_LISTEN_FD"
 BEATS_FD = "SUREFOOT_BEATS_FD"
 LIFE_FD = "SUREFOOT_LIFE_FD"
@@ -23,34 +24,42 @@ LIFE_FD = "SUREFOOT_LIFE_FD"
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One generation of one job on this machine."""
+    """One generation of one job as this machine has it: `num_local_ranks` of `world_size`, from `first_rank` on. `env` is for all."""
 
     job: str
     run_dir: Path
     generation: int
     num_restarts: int
-    num_ranks: int
+    world_size: int
     port: int
+    first_rank: int = 0
+    num_local_ranks: int = 0
+    master_addr: str = LOCALHOST
+    node_rank: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_listener(*, num_ranks: int) -> socket.socket:
+def open_listener(*, num_ranks: int, address: str = LOCALHOST) -> socket.socket:
     """A bound, listening socket on a port that the kernel chose. The caller closes its copy once the ranks are forked."""
-    return socket.create_server((_LOCALHOST, 0), backlog=max(128, 2 * num_ranks))
+    return socket.create_server((address, 0), backlog=max(128, 2 * num_ranks))
 
 
 def rank_specs(meeting: Meeting) -> tuple[RankSpec, ...]:
-    """What each rank is forked with. The descriptors sent along are [listening socket, beats, end of the life pipe]."""
-    return tuple(_rank_spec(meeting, rank) for rank in range(meeting.num_ranks))
+    """What each rank is forked with. The descriptors sent along are [beats, end of the life pipe], and the listening socket after them
+    where rank 0 is."""
+    return tuple(_rank_spec(meeting, local_rank) for local_rank in range(meeting.num_local_ranks))
 
 
-def _rank_spec(meeting: Meeting, rank: int) -> RankSpec:
+def _rank_spec(meeting: Meeting, local_rank: int) -> RankSpec:
+    rank = meeting.first_rank + local_rank
     env = {
+        **meeting.env,
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(meeting.num_ranks),
-        "LOCAL_WORLD_SIZE": str(meeting.num_ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": _LOCALHOST,
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(meeting.world_size),
+        "LOCAL_WORLD_SIZE": str(meeting.num_local_ranks),
+        "GROUP_RANK": str(meeting.node_rank),
+        "MASTER_ADDR": meeting.master_addr,
         "MASTER_PORT": str(meeting.port),
         "TORCHELASTIC_RUN_ID": meeting.job,
         "TORCHELASTIC_RESTART_COUNT": str(meeting.num_restarts),
@@ -59,8 +68,8 @@ def _rank_spec(meeting: Meeting, rank: int) -> RankSpec:
         "SUREFOOT_GENERATION": str(meeting.generation),
         "SUREFOOT_JOB": meeting.job,
     }
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
+    if "GLOO_SOCKET_IFNAME" not in os.environ and meeting.num_local_ranks == meeting.world_size:
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo resolves the host's name, which many containers cannot
     out_path, err_path, _ = rank_paths(meeting.run_dir, meeting.generation, rank)
-    fds = {BEATS_FD: 1, LIFE_FD: 2, **({LISTEN_FD: 0} if rank == 0 else {})}
+    fds = {BEATS_FD: 0, LIFE_FD: 1, **({LISTEN_FD: 2} if rank == 0 else {})}
     return RankSpec(rank=rank, env=env, out_path=str(out_path), err_path=str(err_path), fds=fds)

@@ -72,7 +72,7 @@ from surefoot.core.records import Phase
 board = BeatBoard.attach({board.fd})
 board.slot(0).beat(phase=Phase.STEP, step=4)
 board.request_leave()
-print(board.num_ranks, board.generation)
+print(len(board.ranks), board.generation)
 """
     done = subprocess.run([sys.executable, "-c", script], pass_fds=[board.fd], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "7"]

@@ -13,7 +13,7 @@ from surefoot.launch.wire import RankExit
 LIMITS = Limits(init_s=100.0, grace_s=60.0, end_s=300.0, settle_s=0.5)
 RUNNING = Seen(
     now_s=10.0,
-    num_ranks=2,
+    ranks=(0, 1),
     exits=(),
     complained=frozenset(),
     started_s=0.0,
@@ -73,7 +73,7 @@ def test_who_stays_when_the_group_leaves_is_not_waited_for_without_end() -> None
 
 def test_who_hangs_after_the_last_step_is_not_waited_for_without_end() -> None:
     """Nobody says which of the late ones is to blame."""
-    seen = replace(RUNNING, num_ranks=3, exits=(left(1, 0),))
+    seen = replace(RUNNING, ranks=(0, 1, 2), exits=(left(1, 0),))
     assert end_of(replace(seen, now_s=309.8), LIMITS) is None
     ending = end_of(replace(seen, now_s=310.0), LIMITS)
     assert ending is not None
@@ -82,7 +82,7 @@ def test_who_hangs_after_the_last_step_is_not_waited_for_without_end() -> None:
 
 
 def test_the_end_is_counted_from_the_first_that_is_done() -> None:
-    seen = replace(RUNNING, num_ranks=3, exits=(left(1, 0), left(2, 0, at_s=300.0)))
+    seen = replace(RUNNING, ranks=(0, 1, 2), exits=(left(1, 0), left(2, 0, at_s=300.0)))
     assert end_of(replace(seen, now_s=309.8), LIMITS) is None
     assert end_of(replace(seen, now_s=310.0), LIMITS) is not None
 

@@ -9,7 +9,7 @@ from surefoot.launch.rendezvous import Meeting, open_listener, rank_specs
 
 
 def test_a_rank_gets_torchruns_contract_and_ours() -> None:
-    meeting = Meeting(job="j", run_dir=Path("/run"), generation=3, num_restarts=2, num_ranks=2, port=1234)
+    meeting = Meeting(job="j", run_dir=Path("/run"), generation=3, num_restarts=2, world_size=2, num_local_ranks=2, port=1234)
     first, second = rank_specs(meeting)
     assert first.env["RANK"] == first.env["LOCAL_RANK"] == "0"
     assert second.env["RANK"] == second.env["LOCAL_RANK"] == "1"
@@ -28,8 +28,8 @@ def test_a_rank_gets_torchruns_contract_and_ours() -> None:
             "SUREFOOT_JOB": "j",
         }
         assert wanted.items() <= spec.env.items()
-    assert first.fds == {"SUREFOOT_LISTEN_FD": 0, "SUREFOOT_BEATS_FD": 1, "SUREFOOT_LIFE_FD": 2}
-    assert second.fds == {"SUREFOOT_BEATS_FD": 1, "SUREFOOT_LIFE_FD": 2}
+    assert first.fds == {"SUREFOOT_BEATS_FD": 0, "SUREFOOT_LIFE_FD": 1, "SUREFOOT_LISTEN_FD": 2}
+    assert second.fds == {"SUREFOOT_BEATS_FD": 0, "SUREFOOT_LIFE_FD": 1}
 
 
 def test_ranks_may_connect_before_anybody_accepts() -> None:
