@@ -24,14 +24,13 @@ from when it received that beat, which is later: so no rank of a node that it ta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from surefoot.core import strict_json
+from surefoot.core.typed_json import record_from_json
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 18
@@ -213,13 +212,7 @@ def decode(line: bytes) -> Message:
     content = strict_json.loads(line)
     if not isinstance(content, dict) or (kind := _KINDS.get(str(content.get("kind")))) is None:
         raise ValueError("not a message of this protocol")
-    values = {}
-    for name, (hint, needed) in _shape(kind).items():
-        if name in content:
-            values[name] = _checked(content[name], hint, where=name)
-        elif needed:
-            raise ValueError(f"{content['kind']} lacks {name}")
-    message: Message = kind(**values)
+    message: Message = record_from_json(kind, content)
     return message
 
 
@@ -254,32 +247,6 @@ class Contact:
 def read_contact(run_dir: Path) -> Contact | None:
     """None when there is none, or none that can be read: look again later."""
     try:
-        raw = strict_json.loads((run_dir / ADDRESS_NAME).read_bytes())
-        return Contact(**{name: _checked(raw[name], hint, where=name) for name, (hint, _) in _shape(Contact).items()})
-    except (OSError, ValueError, KeyError, TypeError):
+        return record_from_json(Contact, strict_json.loads((run_dir / ADDRESS_NAME).read_bytes()))
+    except (OSError, ValueError):
         return None
-
-
-@cache
-def _shape(kind: type[Any]) -> Mapping[str, tuple[Any, bool]]:
-    hints = get_type_hints(kind)
-    return {item.name: (hints[item.name], item.default is MISSING and item.default_factory is MISSING) for item in fields(kind)}
-
-
-def _checked(value: Any, hint: Any, *, where: str) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if hint in (str, int, bool) and type(value) is hint:
-        return value
-    if origin is Literal and value in arguments:
-        return value
-    if origin is tuple and isinstance(value, list):
-        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
-        if len(inner) == len(value):
-            return tuple(_checked(item, one, where=where) for item, one in zip(value, inner, strict=True))
-    if origin is not None and isinstance(value, dict) and issubclass(origin, Mapping):
-        return {str(key): _checked(item, arguments[1], where=where) for key, item in value.items()}
-    raise ValueError(f"{where} is {str(value)[:40]!r}, not {hint}")
