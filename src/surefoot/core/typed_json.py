@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+R = TypeVar("R")
 
 _SHAPES: dict[type[Any], Mapping[str, tuple[Any, bool]]] = {}
 
 
-def record_from_json[R](kind: type[R], content: object) -> R:
+def record_from_json(kind: type[R], content: object) -> R:
     """The record of class `kind` that `content` describes. Raises ValueError when a field is missing or of another type.
 
     Unknown fields, of a later version, are passed over. Numbers must be finite. Lists become tuples.
