@@ -1,0 +1,73 @@
+"""Which nodes have been silent for how long, by the coordinator's own clock alone. A pure function of when each was heard.
+
+Somebody who did not listen cannot say that others were silent: what the coordinator itself lost (stopped, starved, swapped out) between two
+looks is added to every lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """`look_s` is how often `look` is called when all is well; a longer gap is a pause of our own."""
+
+    suspect_s: float = 3.0
+    dead_s: float = 5.0
+    look_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """When each watched node was last heard. `looked_s` is None before the first look."""
+
+    heard_s: Mapping[str, float] = field(default_factory=dict)
+    suspects: frozenset[str] = frozenset()
+    looked_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceChange:
+    node: str
+    kind: Literal["suspect", "back", "lapsed"]
+    silent_s: float
+    reason: str
+
+
+def look(
+    silence: Silence, *, heard: Iterable[str], gone: Iterable[str] = (), now_s: float, limits: SilenceLimits
+) -> tuple[Silence, tuple[SilenceChange, ...]]:
+    """`heard` since the last look, `gone` are watched no longer. A lapsed node is watched no longer either, until it is heard again."""
+    times_s = _extended(silence, now_s=now_s, look_s=limits.look_s)
+    for node in heard:
+        times_s[node] = now_s
+    for node in gone:
+        times_s.pop(node, None)
+    changes = []
+    suspects = set(silence.suspects & times_s.keys())
+    for node in sorted(suspects):
+        if now_s - times_s[node] < limits.suspect_s:
+            suspects.discard(node)
+            changes.append(SilenceChange(node, "back", now_s - times_s[node], "heard again"))
+    for node, time_s in list(times_s.items()):
+        silent_s = now_s - time_s
+        if silent_s >= limits.dead_s:
+            del times_s[node]
+            suspects.discard(node)
+            changes.append(SilenceChange(node, "lapsed", silent_s, f"not heard for {silent_s:.1f} s, the limit is {limits.dead_s:g} s"))
+        elif silent_s >= limits.suspect_s and node not in suspects:
+            suspects.add(node)
+            changes.append(SilenceChange(node, "suspect", silent_s, f"not heard for {silent_s:.1f} s"))
+    return Silence(times_s, frozenset(suspects), now_s), tuple(changes)
+
+
+def _extended(silence: Silence, *, now_s: float, look_s: float) -> dict[str, float]:
+    """The times, moved on by what we slept beyond twice a normal gap: scheduling noise is no pause."""
+    gap_s = 0.0 if silence.looked_s is None else now_s - silence.looked_s
+    lost_s = gap_s - look_s if gap_s > 2 * look_s else 0.0
+    if not lost_s:
+        return dict(silence.heard_s)
+    return {node: time_s + lost_s for node, time_s in silence.heard_s.items()}
