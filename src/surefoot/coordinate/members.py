@@ -81,6 +81,7 @@ class Membership:
     """
 
     limits: MemberLimits
+    job: str = ""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     phase: Phase = "forming"
     since_s: float = 0.0
@@ -195,6 +196,15 @@ class LimitsChanged:
     limits: MemberLimits
 
 
+@dataclass(frozen=True, slots=True)
+class JobOpened:
+    """Another job goes on with the run. `generation` and `step` are the newest that its ledger knows."""
+
+    job: str
+    generation: int
+    step: int
+
+
 Happening = (
     Joined
     | BecameReady
@@ -208,6 +218,7 @@ Happening = (
     | ReadmitAsked
     | ReleaseAsked
     | LimitsChanged
+    | JobOpened
 )
 
 

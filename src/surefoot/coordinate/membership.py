@@ -1,4 +1,4 @@
-"""Who is in the job, which generation of ranks runs, and when another one begins: a pure machine, (state, happenings) -> (state, decisions).
+"""Who is in the job, which generation of ranks runs, when another begins: a pure machine, (state, happenings) -> (state, decisions).
 
 forming -> running -> stopping -> forming, or held (a person or a passed check releases it), or over. A generation begins only when no rank
 of the one before can be left: every member has said so, or has been silent for so long that it has fenced itself. What one node does wrong
@@ -24,6 +24,7 @@ from surefoot.coordinate.members import (
     Happening,
     HoldBegun,
     Incident,
+    JobOpened,
     JobOver,
     Joined,
     Judge,
@@ -38,6 +39,7 @@ from surefoot.coordinate.members import (
     WentSilent,
 )
 from surefoot.coordinate.membership_draft import Draft
+from surefoot.coordinate.restart import RestartHistory
 from surefoot.core.errors import EXIT_DONE, EXIT_RETRY, Held
 from surefoot.core.records import Fault, Grade, Instruction
 
@@ -136,7 +138,7 @@ def _lapsed(draft: Draft, event: Lapsed) -> None:
     node = draft.nodes.get(event.node)
     if node is None:
         return
-    if event.node in draft.state.members and node.seat is not Seat.DEAD:
+    if event.node in draft.state.members and node.seat is not Seat.DEAD and event.node not in draft.state.asked_to_leave:
         draft.set(lost=(*draft.state.lost, (draft.at_s, node.name)))
     draft.nodes[event.node] = replace(node, port=0, silent=False, gone_at_s=draft.at_s)
     draft.seat(event.node, Seat.DEAD, event.reason)
@@ -234,6 +236,22 @@ def _limits_changed(draft: Draft, event: LimitsChanged) -> None:
     draft.set(limits=event.limits)
 
 
+def _job_opened(draft: Draft, event: JobOpened) -> None:
+    """Nodes of the job before have no coordinator any more, so they fence themselves: they are waited for, and are nobody's fault."""
+    state = draft.state
+    for node in draft.nodes.values():
+        if node.node not in state.outstanding:
+            draft.nodes[node.node] = replace(node, seat=Seat.DEAD, port=0, silent=False, reason=f"of job {state.job}")
+    history = RestartHistory(newest_step=max(event.step, state.history.newest_step))
+    draft.set(
+        job=event.job, generation=max(state.generation, event.generation), history=history, num_restarts=0, lost=(), faults=(),
+        asked_to_leave=state.outstanding, wait_until_s=0.0, call_s=None, since_s=draft.at_s,
+    )  # fmt: skip
+    if state.phase != "held":
+        why = f"job {event.job} goes on with the run"
+        draft.set(phase="stopping" if state.outstanding else "forming", cause="leave", in_order=False, why=why, finished=frozenset())
+
+
 _HEAR: Mapping[type[Any], Callable[[Draft, Any], None]] = {
     Joined: _joined,
     BecameReady: _ready,
@@ -247,6 +265,7 @@ _HEAR: Mapping[type[Any], Callable[[Draft, Any], None]] = {
     ReadmitAsked: _readmitted,
     ReleaseAsked: _released,
     LimitsChanged: _limits_changed,
+    JobOpened: _job_opened,
 }
 
 
@@ -319,9 +338,7 @@ def _conclude(draft: Draft, judge: Judge) -> None:
     if instruction.kind == "restart":
         draft.set(phase="forming", wait_until_s=draft.at_s + instruction.wait_s)
         draft.instruct(tuple(node for node in live if node not in leaving), instruction)
-        draft.instruct(
-            leaving, replace(instruction, kind="stop", exit_code=EXIT_RETRY, grade=Grade.PLANNED, reason="it leaves as it asked")
-        )
+        draft.instruct(leaving, Instruction("stop", "it leaves as it asked", Grade.PLANNED, exit_code=EXIT_RETRY))
         return
     draft.instruct(live, instruction)
     if instruction.exit_code == Held.exit_code:
