@@ -24,6 +24,7 @@ WITH_VERBS = {
     "config": ("show",),
     "data": ("prepare", "report", "locate", "block", "rules"),
     "checkpoint": ("list", "verify", "audit", "prove", "import", "export", "branch"),
+    "drill": ("list", "run", "campaign"),
     "sweep": ("plan", "run", "gather", "fit", "probe"),
 }
 
@@ -97,7 +98,7 @@ def test_version(surefoot: Surefoot) -> None:
     ("arguments", "words"),
     [
         (("trian",), "did you mean train?"),
-        (("drill", "run", "kill-a-rank"), "`surefoot drill` is not in this release"),
+        (("drill", "run", "kill-a-rnak"), "did you mean kill-a-rank?"),
         (("plan",), "--days, or --flops"),
         (("config", "show"), "Missing argument"),
         (("config", "show", "--nope", "x"), "No such option"),
@@ -121,7 +122,7 @@ def test_bad_usage_is_exit_2_with_a_remedy_and_no_traceback(arguments: tuple[str
     [
         (("config", "show", "absent.toml", "--json"), "config"),
         (("config", "show", "--json"), "usage"),
-        (("drill", "list", "--json"), "config"),
+        (("drill", "run", "node-joins", "--json"), "config"),
     ],
 )
 def test_with_json_an_error_is_one_object(arguments: tuple[str, ...], code: str, surefoot: Surefoot) -> None:

@@ -39,12 +39,14 @@ VERBS: Mapping[str, Verb] = {
     "triage": Verb("surefoot.cli.triage:triage", "What is wrong with a run, whom to suspect, what to type next."),
     "ledger": Verb("surefoot.cli.ledger:ledger", "What was seen, decided and done in a run."),
     "calibrate": Verb("surefoot.cli.calibrate:calibrate", "How often detectors are wrong, and how soon they see a fault."),
+    "drill": Verb("surefoot.cli.drill:app", "Faults into a real run, and whether it survives them."),
+    "inspect": Verb("surefoot.cli.inspect:inspect", "What the processes of a live run are doing, hung or not."),
     "checkpoint": Verb("surefoot.cli.checkpoint:app", "List, verify, prove, move and export checkpoints."),
 }
 
 NOT_IN_THIS_RELEASE = (
-    *("launch", "submit", "runs", "watch", "report", "inspect"),
-    *("drain", "drill"),
+    *("launch", "submit", "runs", "watch", "report"),
+    "drain",
 )
 
 

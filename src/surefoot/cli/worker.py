@@ -16,6 +16,7 @@ from surefoot.core.records import StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.core.strict_json import dumps
 from surefoot.core.units import show_count
+from surefoot.drill.strike import strike
 from surefoot.launch.logs import rank_paths
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.heap import keep_freed_pages
@@ -67,6 +68,7 @@ def train_here(config: RunConfig, *, on_rank_0: Callable[[], RunLock] | None = N
             guard.restore()
             last: StepReport | None = None
             while guard.begin():
+                strike(config, parts.world, step=guard.step)
                 last = train_step(parts, guard)
             if guard.finished:
                 _say_result(parts, last)

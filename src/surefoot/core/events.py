@@ -62,3 +62,5 @@ class Event(StrEnum):
     EPISODE_CLOSED = "episode.closed"
     ALERT_SENT = "alert.sent"
     ALERT_FAILED = "alert.failed"
+    DRILL_INJECTED = "drill.injected"
+    DRILL_ENDED = "drill.ended"

@@ -510,7 +510,14 @@ class ObjectivesSection:
 
 @dataclass(frozen=True, slots=True)
 class DrillSection:
-    """No settings in this release."""
+    """A fault that ranks commit themselves, for rehearsals. What is done to them from outside needs no setting."""
+
+    fault: Literal["none", "busy-loop", "mismatched-collective", "exception"] = setting(
+        "none", "what `rank` does before its step `step`: loop in Python, call a collective that no other rank calls, raise"
+    )
+    rank: int = setting(0, "who does it", low=0)
+    step: int = setting(0, "when: as many steps are finished then", unit="steps", low=0)
+    generations: int = setting(1, "in the first so many starts of the ranks; 0 is every one, a fault that no restart mends", low=0)
 
 
 @dataclass(frozen=True, slots=True)
