@@ -30,6 +30,8 @@ class Event(StrEnum):
     RANK_LOST = "rank.lost"
     NURSERY_LOST = "nursery.lost"
     AIDE_LOST = "aide.lost"
+    NODE_ISOLATED = "node.isolated"
+    NODE_READMITTED = "node.readmitted"
     RESTART_DECIDED = "restart.decided"
     ATTEMPT_STARTED = "attempt.started"
     CHECKPOINT_COMMITTED = "checkpoint.committed"

@@ -369,7 +369,21 @@ class MonitorSection:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSection:
-    max_restarts: int = setting(20, "restarts of this run's workers by one agent before it gives up", low=0)
+    max_restarts: int = setting(
+        20, "restarts of this run's workers in all before it gives up, over all its jobs, until a person starts or releases it", low=0
+    )
+    window_restarts: int = setting(
+        12, "restarts within launch.window_s before it gives up: a job that fails every five minutes trains nothing worth its price; the "
+        "largest published one of 12,500 nodes failed every eighteen", low=1,
+    )  # fmt: skip
+    window_s: float = setting(3600.0, "the sliding window of launch.window_restarts", unit="s", low=1.0)
+    large_scale_share: float = setting(
+        0.1, "of the nodes, and two at least, that are lost within launch.large_scale_window_s: a switch or a power feed, so the run is held",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    large_scale_window_s: float = setting(
+        10.0, "losses closer together than this are one event; a lease lapses in half of it", unit="s", low=0.1
+    )
     no_progress_limit: int = setting(3, "restarts in a row without a new finished step before it gives up (exit 93)", low=1)
     restart_wait_s: float = setting(1.0, "before a second restart without progress; doubles each time", unit="s", low=0.0, high=300.0)
     init_limit_s: float = setting(120.0, "from fork to the first beat of the loop, restore included", unit="s", low=1.0)
@@ -391,7 +405,37 @@ class LaunchSection:
         unit="s",
         low=5.0,
     )
+    isolation: Literal["dry_run", "ask", "auto"] = setting(
+        "dry_run", "what is done about a node with a certain fault: only the commands are said; or a person confirms; or it is taken out"
+    )
+    isolation_max_nodes: int = setting(2, "nodes taken out of service within a day: more than two are no single bad nodes", low=0)
+    isolation_max_share: float = setting(0.05, "the same, of all nodes of the run; one may always go", low=0.0, high=1.0)
+    isolation_ttl_s: float = setting(
+        259200.0,
+        "how long a node stays on a denylist: three days, over a weekend; a drain of Slurm stays until it is undone",
+        unit="s",
+        low=60.0,
+    )
+    isolation_limit_s: float = setting(
+        10.0, "a command to the scheduler must have answered by then; a controller under load takes seconds", unit="s", low=0.1
+    )
+    site_denylist: str = setting("", "a denylist that several runs share, beside the run's own", is_path=True)
+    burn_in_s: float = setting(
+        600.0,
+        "a node that was taken out serves again when its probes have passed for so long: heat and links show within minutes",
+        unit="s",
+        low=0.0,
+    )
     threads_per_rank: int = setting(0, "intra-op threads; 0 shares the cores out; pinned in the run record because it changes bits", low=0)
+    nodes: str = setting(
+        "1", 'machines: "2", or "2:4" for as many as there are; [parallel] is the layout of the most, fewer change dp_replicate or dp_shard'
+    )
+    ranks_per_node: int = setting(0, "ranks of each machine; 0 deals those of [parallel] out evenly", low=0)
+    beat_s: float = setting(1.0, "how often a node tells the coordinator that it lives", unit="s", low=0.05)
+    suspect_s: float = setting(3.0, "a node that was not heard for so long is suspect: two beats may be lost", unit="s", low=0.1)
+    dead_s: float = setting(
+        5.0, "a node that was not heard for so long is dead, and one that hears nothing for so long kills its own ranks", unit="s", low=0.2
+    )
 
 
 @dataclass(frozen=True, slots=True)
