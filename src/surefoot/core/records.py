@@ -449,7 +449,9 @@ class Grade(StrEnum):
 class Fault:
     """A process that ended, seen from outside: `exit_code` if it left by itself, `signal` if it was killed, neither if we ended it.
 
-    `reason` says it in words, as whoever saw it knows it: "rank 1 was killed by SIGKILL".
+    `reason` says it in words, as whoever saw it knows it: "rank 1 was killed by SIGKILL". `fingerprint` is what a repetition is known by,
+    empty where one would say nothing; `step_known` is False where no rank told how far it was. `nodes` are those that went away, of
+    `num_nodes`. `committed_step` is that of the newest checkpoint on the line, -1 for none; `utc_s` the time that windows are counted in.
     """
 
     what: Literal["rank", "nursery", "init-deadline", "node"]
@@ -459,6 +461,13 @@ class Fault:
     signal: int | None
     step: int
     detected_mono_s: float
+    cause: str = ""
+    fingerprint: str = ""
+    step_known: bool = True
+    nodes: tuple[str, ...] = ()
+    num_nodes: int = 1
+    committed_step: int = -1
+    utc_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

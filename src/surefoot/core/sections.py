@@ -378,7 +378,7 @@ class LaunchSection:
     )  # fmt: skip
     window_s: float = setting(3600.0, "the sliding window of launch.window_restarts", unit="s", low=1.0)
     large_scale_share: float = setting(
-        0.1, "of the nodes, and two at least, that are lost within launch.large_scale_window_s: a switch or a power feed, so the run is held",
+        0.1, "of the nodes, and two at least, that are lost within launch.large_scale_window_s: a switch or a power feed; the run is held",
         low=0.0, high=1.0,
     )  # fmt: skip
     large_scale_window_s: float = setting(
