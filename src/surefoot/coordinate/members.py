@@ -77,7 +77,7 @@ class Membership:
 
     `outstanding`: members whose ranks may still run. `faults`, `cause`, `why` are of the generation that stops, or stopped last. `call_s`
     is when the last call began, `since_s` when the phase did, `at_s` the time of the last happening. `instruction` is what was last said to
-    those whose generation ended.
+    those whose generation ended; `has_begun`: this job had a generation.
     """
 
     limits: MemberLimits
@@ -101,6 +101,7 @@ class Membership:
     excluded: Mapping[str, str] = field(default_factory=dict)
     lost: tuple[tuple[float, str], ...] = ()
     instruction: Instruction | None = None
+    has_begun: bool = False
     num_joined: int = 0
     at_s: float = 0.0
 

@@ -245,7 +245,7 @@ def _job_opened(draft: Draft, event: JobOpened) -> None:
     history = RestartHistory(newest_step=max(event.step, state.history.newest_step))
     draft.set(
         job=event.job, generation=max(state.generation, event.generation), history=history, num_restarts=0, lost=(), faults=(),
-        asked_to_leave=state.outstanding, wait_until_s=0.0, call_s=None, since_s=draft.at_s,
+        asked_to_leave=state.outstanding, has_begun=False, wait_until_s=0.0, call_s=None, since_s=draft.at_s,
     )  # fmt: skip
     if state.phase != "held":
         why = f"job {event.job} goes on with the run"
