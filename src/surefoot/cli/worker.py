@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config import load_config
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import StepReport
-from surefoot.core.sections import RunConfig
-from surefoot.core.strict_json import dumps
+from surefoot.core.sections import ParallelSection, RunConfig
+from surefoot.core.strict_json import dumps, loads
+from surefoot.core.typed_json import record_from_json
 from surefoot.core.units import show_count
 from surefoot.drill.strike import strike
 from surefoot.launch.logs import rank_paths
+from surefoot.launch.rendezvous import PARALLEL
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.heap import keep_freed_pages
 from surefoot.tensors.world import told_apart
@@ -34,7 +37,13 @@ _kept_until_exit: list[Parts] = []
 
 def main() -> None:
     """Entry of a forked rank."""
-    as_rank(lambda run_dir: train_here(load_config(run_dir / "config.toml").config))
+    as_rank(lambda run_dir: train_here(with_layout(load_config(run_dir / "config.toml").config, os.environ)))
+
+
+def with_layout(config: RunConfig, environment: Mapping[str, str]) -> RunConfig:
+    """`config` in the layout of this generation, where the number of nodes gives it another one than [parallel] says."""
+    layout = environment.get(PARALLEL)
+    return replace(config, parallel=record_from_json(ParallelSection, loads(layout))) if layout else config
 
 
 def as_rank(work: Callable[[Path], object]) -> None:

@@ -35,6 +35,7 @@ _WATCH_STEP_S = 0.5
 _RACE_STEP_S = 0.01
 _SWAP_LIMIT_S = 10.0
 _RENEWALS_PER_LEASE = 6
+_TAKE_OVER_TRIES = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,34 @@ class RunLock:
                 clock.sleep(_RACE_STEP_S)
             else:
                 clock.sleep(_WATCH_STEP_S)
+
+    @classmethod
+    def take_over(cls, run_dir: Path, *, job: str, generation: int, reason: str, clock: Clock, lease_s: float) -> RunLock:
+        """Take the lock for node 0 of `generation`, at once. Only on the word of the job's coordinator (`reason`): no rank of an older
+        generation is left, so no lease has to be waited out. A former holder that wakes up finds it gone.
+
+        Raises PeerLost when it is of another job, or of this generation or a later one: then this node is of the past.
+        """
+        path = run_dir / LOCK_NAME
+        for _ in range(_TAKE_OVER_TRIES):
+            content = _read(path)
+            record = parse_lock(content) if content is not None else None
+            if record is not None and (record.job != job or record.generation >= generation):
+                raise PeerLost(
+                    f"{_name(record)} holds the run in generation {record.generation}",
+                    where=str(path),
+                    hint="this node must end; the run goes on elsewhere",
+                    got=record.generation,
+                    wanted=generation,
+                )
+            mine = LockRecord(job, this_process(), generation, clock.utc(), lease_s)
+            if _swap(path, expected=content, record=mine, clock=clock):
+                taken_over = TakenOver(record, reason) if content is not None else None
+                lock = cls(path, mine, clock=clock, taken_over=taken_over)
+                _remove_litter(lock)
+                return lock
+            clock.sleep(_RACE_STEP_S)  # its holder renewed it meanwhile, or another one claims it
+        raise PeerLost("the lock changes hands too fast to be taken", where=str(path), hint="who else renews it?")
 
     def renew(self, *, generation: int | None = None) -> None:
         """Extend the lease when a sixth of it is gone, or the generation is another one.

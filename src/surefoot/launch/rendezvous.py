@@ -20,6 +20,8 @@ LOCALHOST = "127.0.0.1"
 LISTEN_FD = "SUREFOOT_LISTEN_FD"
 BEATS_FD = "SUREFOOT_BEATS_FD"
 LIFE_FD = "SUREFOOT_LIFE_FD"
+PARALLEL = "SUREFOOT_PARALLEL"
+"""The layout of this generation as JSON, where the number of nodes gives it another one than the config."""
 
 
 @dataclass(frozen=True, slots=True)
