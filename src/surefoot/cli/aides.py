@@ -8,15 +8,18 @@ from pathlib import Path
 from surefoot.checkpoint.inspect import published
 from surefoot.cli.alerter import alert_aides
 from surefoot.cli.mirror import mirror_aides
-from surefoot.core.sections import AlertsSection, CheckpointSection, DataSection
+from surefoot.cli.telemetry import telemetry_aides
+from surefoot.core.sections import AlertsSection, CheckpointSection, DataSection, LaunchSection
 from surefoot.launch.aide import AideSpec
 
 
-def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection, alerts: AlertsSection) -> list[AideSpec]:
+def aides_of(
+    section: CheckpointSection, run_dir: Path, *, data: DataSection, alerts: AlertsSection, launch: LaunchSection
+) -> list[AideSpec]:
     """In the order in which they end: what one brings home, the next ones copy and load.
 
     The uploader brings what is in the slots to disk, so it is there only where ranks stage in the agent's memory. The look-ahead has
-    nothing to finish. The alerter comes last: what the others find at the end is news too.
+    nothing to finish, nor has the telemetry. The alerter comes last: what the others find at the end is news too.
     """
     aides = []
     if "memory" in section.tiers:
@@ -36,6 +39,7 @@ def aides_of(section: CheckpointSection, run_dir: Path, *, data: DataSection, al
     if data.look_ahead_samples and data.path:
         has_begun = run_dir / "metrics"
         aides.append(AideSpec("look-ahead", _argv("look_ahead", run_dir), end_limit_s=0.0, wanted=has_begun.is_dir))
+    aides += telemetry_aides(launch, run_dir=run_dir)
     return aides + alert_aides(alerts, run_dir=run_dir)
 
 

@@ -21,6 +21,7 @@ from surefoot.cli.stage_changes import base_of_next_start, refuse_other_unit, re
 from surefoot.cli.train_data import OnDataChange, is_other_data, prepare_missing_data, refuse_other_data
 from surefoot.cli.train_lines import no_alerts, refuse_damaged, say_damage, say_end, say_over, say_start, say_unused_data
 from surefoot.config import LoadedConfig, load_config
+from surefoot.coordinate.budget import fold_history
 from surefoot.coordinate.lease import LeaseKeeper
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.clock import Clock, SystemClock
@@ -138,18 +139,20 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
             return 0
         say_damage(opened.entries)
         say_start(loaded.config, run_dir)
-        num_ranks, counters = loaded.config.parallel.num_ranks, fold_counters(opened.entries)
+        num_ranks, counters, limits = loaded.config.parallel.num_ranks, fold_counters(opened.entries), loaded.config.launch
         agent = Agent(
             loaded.config,
             run_dir=run_dir,
-            director=LocalDirector(loaded.config.launch, num_ranks=num_ranks, counters=counters),
+            director=LocalDirector(limits, num_ranks=num_ranks, counters=counters, history=fold_history(opened.entries, limits=limits)),
             entry=ENTRY,
             warm=WARM,
             ledger=opened.ledger,
             lock=lock,
             clock=clock,
             console=say,
-            aides=aides_of(loaded.config.checkpoint, run_dir, data=loaded.config.data, alerts=loaded.config.alerts),
+            aides=aides_of(
+                loaded.config.checkpoint, run_dir, data=loaded.config.data, alerts=loaded.config.alerts, launch=loaded.config.launch
+            ),
         )
         with logging_aside():
             exit_code = agent.run()

@@ -396,6 +396,29 @@ class LaunchSection:
         low=1.0,
     )
     settle_s: float = setting(0.5, "after a rank failed, how long the others may still say why before they are killed", unit="s", low=0.0)
+    limits: Literal["auto", "fixed"] = setting(
+        "auto", "auto: once enough is seen, a step and a wait for data may take eight times what they nearly always take; fixed: as set"
+    )
+    step_limit_s: float = setting(
+        60.0, "without a beat within a step, before anything is learned; the loop beats at every micro-step and exchange", unit="s", low=1.0
+    )
+    first_step_limit_s: float = setting(
+        600.0, "the same until a rank has finished a step, which compiles and connects: minutes for large models", unit="s", low=1.0
+    )
+    data_limit_s: float = setting(120.0, "without a beat while it waits for data: a store that is throttled comes back", unit="s", low=1.0)
+    evaluate_limit_s: float = setting(
+        600.0, "without a beat in an evaluation, a canary or an audit, which beat at their exchanges only", unit="s", low=1.0
+    )
+    save_limit_s: float = setting(
+        600.0, "without a beat in a save: object stores take minutes, and rank 0 commits while the others wait", unit="s", low=1.0
+    )
+    floor_limit_s: float = setting(
+        15.0, "no learned limit is below it: a pause of the collector or of a busy machine is no hang", unit="s", low=0.5
+    )
+    testimony_limit_s: float = setting(
+        2.0, "how long ranks may take to say what they know before they are killed; who answers takes a quarter second", unit="s", low=0.0,
+        high=60.0,
+    )  # fmt: skip
     kill_limit_s: float = setting(
         60.0, "a killed worker must be gone by then; accelerator drivers can hold it for most of this", unit="s", low=1.0
     )
@@ -425,6 +448,31 @@ class LaunchSection:
         "a node that was taken out serves again when its probes have passed for so long: heat and links show within minutes",
         unit="s",
         low=0.0,
+    )
+    telemetry_s: float = setting(
+        10.0,
+        "how often each node writes down what its accelerators, ports, memory and disks show; 0 is off",
+        unit="s",
+        low=0.0,
+        high=3600.0,
+    )
+    telemetry_bytes: int = setting(
+        256 << 20,
+        "what a node keeps of it; the oldest goes first. A node of 8 accelerators fills it in about 8 days",
+        unit="bytes",
+        low=65536,
+    )
+    telemetry_limits: tuple[tuple[str, float], ...] = setting(
+        (), "limits of alarms by name, over those of docs/telemetry.md; 1e99 silences one", is_table=True
+    )
+    port_gbps: float = setting(
+        0.0, "what a fabric port must run at; 0 compares the ports of a node with each other", unit="Gbit/s", low=0.0
+    )
+    probe_after_fault: Literal["off", "quick"] = setting(
+        "off", "quick: what a lost rank's node shows of itself is looked at before the next start, and written beside the evidence"
+    )
+    probe_limit_s: float = setting(
+        5.0, "all probes between two starts together; one that has not answered by then hangs, which is an answer too", unit="s", low=0.5
     )
     threads_per_rank: int = setting(0, "intra-op threads; 0 shares the cores out; pinned in the run record because it changes bits", low=0)
     nodes: str = setting(

@@ -71,8 +71,7 @@ def _gpu(gpu: str, values: Mapping[str, float], *, labels: Mapping[str, str]) ->
         remap_failed=None if (failed := values.get("DEV_ROW_REMAP_FAILURE")) is None else failed > 0,
         pcie_replays=_count(values, "DEV_PCIE_REPLAY_COUNTER"),
         nvlink_errors=total(
-            _count(values, f"DEV_NVLINK_{kind}_ERROR_COUNT_TOTAL")
-            for kind in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
+            _count(values, f"DEV_NVLINK_{kind}_ERROR_COUNT_TOTAL") for kind in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
         ),
         last_xid=xid or None,
     )

@@ -7,6 +7,7 @@ what is not there is unknown. Of an answer that was cut off the accelerators tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 from xml.etree import ElementTree
 
 from surefoot.coordinate.telemetry.records import GpuSample
@@ -26,7 +27,7 @@ def parse_nvidia_smi(text: str | bytes) -> tuple[GpuSample, ...]:
 
 
 def _whole_gpus(text: str) -> Iterator[ElementTree.Element]:
-    parser = ElementTree.XMLPullParser(("end",))
+    parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("end",))
     gpus: list[ElementTree.Element] = []
     try:
         # Whoever reads bytes as text has decoded them: what the head says about an encoding holds no more.
@@ -35,9 +36,8 @@ def _whole_gpus(text: str) -> Iterator[ElementTree.Element]:
     except (ElementTree.ParseError, ValueError):
         pass  # cut off or broken: what ended before that was said
     try:
-        for _, element in parser.read_events():
-            if isinstance(element, ElementTree.Element) and element.tag == "gpu" and element.get("id"):
-                gpus.append(element)
+        ended = cast("Iterator[tuple[str, ElementTree.Element]]", parser.read_events())
+        gpus += [element for _, element in ended if element.tag == "gpu" and element.get("id")]
     except ElementTree.ParseError:
         pass  # the parser says again what `feed` said
     yield from gpus

@@ -50,13 +50,17 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class PortSample:
-    """One port of an InfiniBand or RoCE adapter, `id` as "mlx5_0/1". `counters` by the kernel's names, data in units of 4 bytes."""
+    """One port of an InfiniBand or RoCE adapter, `id` as "mlx5_0/1". `counters` by the kernel's names, data in units of 4 bytes.
+
+    `interface_state` is that of the network interface over it.
+    """
 
     id: str
     state: str | None = None
     physical_state: str | None = None
     rate_gbps: float | None = None
     link_layer: str | None = None
+    interface_state: str | None = None
     counters: dict[str, int] = field(default_factory=dict)
 
 

@@ -40,7 +40,9 @@ def num_bytes(text: str | None) -> int | None:
 
 
 def yes_or_no(text: str | None) -> bool | None:
-    return {"yes": True, "enabled": True, "active": True, "no": False, "disabled": False, "not active": False}.get((text or "").strip().lower())
+    return {"yes": True, "enabled": True, "active": True, "no": False, "disabled": False, "not active": False}.get(
+        (text or "").strip().lower()
+    )
 
 
 def total(counts: Iterable[int | None]) -> int | None:

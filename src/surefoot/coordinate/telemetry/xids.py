@@ -16,7 +16,7 @@ from surefoot.coordinate.telemetry.kernel_log import KernelEvent, SXidEvent, Xid
 
 
 class Advice(StrEnum):
-    """In the order of their weight. `watch` is for what is only counted; `reset` needs an empty accelerator; `drain` a person or a reboot."""
+    """In the order of their weight. `watch` is only counted; `reset` needs an empty accelerator, `drain` a person or a reboot."""
 
     WATCH = "watch"
     RESTART = "restart"
