@@ -85,7 +85,7 @@ def _begin(draft: Draft, ready: list[Node], count: int) -> None:
         draft.nodes[node.node] = replace(node, seat=Seat.ACTIVE, port=0, reason=f"in generation {generation}")
     draft.set(
         phase="running", since_s=draft.at_s, generation=generation, members=names, outstanding=frozenset(names), finished=frozenset(),
-        asked_to_leave=frozenset(), has_begun=True, faults=(), cause="", in_order=False, why="", call_s=None,
+        asked_to_leave=frozenset(), has_begun=True, lost=(), faults=(), cause="", in_order=False, why="", call_s=None,
     )  # fmt: skip
     for node in surplus:
         _spare(draft, node, num_members=count)

@@ -42,8 +42,6 @@ class MemberLimits:
     """From a call to leave at a step boundary until the ranks are stopped at once."""
     stop_s: float = 90.0
     """From a call to stop at once until whoever has not said that it did is fenced."""
-    window_s: float = 10.0
-    """Nodes that are lost within this are one incident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,8 @@ class Membership:
 
     `outstanding`: members whose ranks may still run. `faults`, `cause`, `why` are of the generation that stops, or stopped last. `call_s`
     is when the last call began, `since_s` when the phase did, `at_s` the time of the last happening. `instruction` is what was last said to
-    those whose generation ended; `has_begun`: this job had a generation.
+    those whose generation ended; `has_begun`: this job had a generation. `lost` are nodes that
+    this generation lost, `step` the newest step that anybody told; `utc_offset_s` makes a time of windows of the job's clock.
     """
 
     limits: MemberLimits
@@ -99,7 +98,9 @@ class Membership:
     num_restarts: int = 0
     history: RestartHistory = field(default_factory=RestartHistory)
     excluded: Mapping[str, str] = field(default_factory=dict)
-    lost: tuple[tuple[float, str], ...] = ()
+    lost: tuple[str, ...] = ()
+    step: int = 0
+    utc_offset_s: float = 0.0
     instruction: Instruction | None = None
     has_begun: bool = False
     num_joined: int = 0
@@ -140,11 +141,12 @@ class CameBack:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """Silent for so long that it has fenced itself. `mono_s` is when, on the clock that faults are stamped with."""
+    """Silent for so long that it has fenced itself. `mono_s` is when, on the clock of faults; `step` as in `EndedHere`."""
 
     node: str
     reason: str
     mono_s: float = 0.0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +158,13 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class EndedHere:
-    """No rank of `generation` is left on the node."""
+    """No rank of `generation` is left on the node. `step` is the newest that was finished, as far as the node knows."""
 
     node: str
     generation: int
     outcome: Literal["finished", "left", "failed", "stopped"]
     fault: Fault | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +202,15 @@ class LimitsChanged:
 
 @dataclass(frozen=True, slots=True)
 class JobOpened:
-    """Another job goes on with the run. `generation` and `step` are the newest that its ledger knows."""
+    """Another job goes on with the run. `generation` is the newest that its ledger knows, `history` the budget as the ledger has it.
+
+    `utc_s` is the only wall clock that comes in: windows of the budget reach over jobs.
+    """
 
     job: str
     generation: int
-    step: int
+    history: RestartHistory
+    utc_s: float = 0.0
 
 
 Happening = (
@@ -296,11 +303,13 @@ Decision = Begin | CallOff | Instructed | SeatGiven | Refusal | HoldBegun | JobO
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What ended a generation: its faults, the first first, and the nodes that were lost within the window, of how many."""
+    """What ended a generation: its faults in the order that they were told, the nodes that it lost, of how many, and how far it was."""
 
     faults: tuple[Fault, ...]
     lost: tuple[str, ...]
     num_nodes: int
+    step: int
+    utc_s: float
 
 
 Judge = Callable[[RestartHistory, Incident], tuple[Instruction, RestartHistory]]

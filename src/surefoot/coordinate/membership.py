@@ -139,8 +139,9 @@ def _lapsed(draft: Draft, event: Lapsed) -> None:
     if node is None:
         return
     if event.node in draft.state.members and node.seat is not Seat.DEAD and event.node not in draft.state.asked_to_leave:
-        draft.set(lost=(*draft.state.lost, (draft.at_s, node.name)))
+        draft.set(lost=(*draft.state.lost, node.name))
     draft.nodes[event.node] = replace(node, port=0, silent=False, gone_at_s=draft.at_s)
+    draft.set(step=max(draft.state.step, event.step))
     draft.seat(event.node, Seat.DEAD, event.reason)
     if event.node in draft.state.outstanding:
         fault = _node_fault(draft, f"node {node.name} is gone: {event.reason}", mono_s=event.mono_s)
@@ -165,6 +166,7 @@ def _ended(draft: Draft, event: EndedHere) -> None:
         else:
             draft.refuse(event.node, stale)
         return
+    draft.set(step=max(state.step, event.step))
     if event.outcome == "finished":
         draft.set(finished=state.finished | {event.node})
     fault = event.fault if event.outcome == "failed" else None
@@ -228,7 +230,7 @@ def _released(draft: Draft, event: ReleaseAsked) -> None:
     if draft.state.phase != "held":
         draft.refuse("", f"the job is not held, it is {draft.state.phase}")
         return
-    history = replace(draft.state.history, num_restarts_without_progress=0)
+    history = RestartHistory(newest_step=draft.state.history.newest_step)  # as the ledger folds a release
     draft.set(phase="forming", since_s=draft.at_s, why=f"released by {event.by}: {event.reason}", lost=(), history=history, call_s=None)
 
 
@@ -242,9 +244,9 @@ def _job_opened(draft: Draft, event: JobOpened) -> None:
     for node in draft.nodes.values():
         if node.node not in state.outstanding:
             draft.nodes[node.node] = replace(node, seat=Seat.DEAD, port=0, silent=False, reason=f"of job {state.job}")
-    history = RestartHistory(newest_step=max(event.step, state.history.newest_step))
     draft.set(
-        job=event.job, generation=max(state.generation, event.generation), history=history, num_restarts=0, lost=(), faults=(),
+        job=event.job, generation=max(state.generation, event.generation), history=event.history, num_restarts=0, lost=(), faults=(),
+        utc_offset_s=event.utc_s - draft.at_s,
         asked_to_leave=state.outstanding, has_begun=False, wait_until_s=0.0, call_s=None, since_s=draft.at_s,
     )  # fmt: skip
     if state.phase != "held":
@@ -270,8 +272,7 @@ _HEAR: Mapping[type[Any], Callable[[Draft, Any], None]] = {
 
 
 def _node_fault(draft: Draft, reason: str, *, mono_s: float = 0.0) -> Fault:
-    step = max((fault.step for fault in draft.state.faults), default=0)
-    return Fault("node", reason, None, None, None, max(step, draft.state.history.newest_step), mono_s)
+    return Fault("node", reason, None, None, None, draft.state.step, mono_s, step_known=False)
 
 
 def _fence(draft: Draft, node: Node, reason: str) -> None:
@@ -325,9 +326,9 @@ def _conclude(draft: Draft, judge: Judge) -> None:
     """No rank is left. What comes next, for all who were in it."""
     state = draft.state
     if state.faults:
-        recent = tuple(name for time_s, name in state.lost if draft.at_s - time_s <= state.limits.window_s)
-        instruction, history = judge(state.history, Incident(state.faults, recent, len(state.members)))
-        draft.set(history=history, num_restarts=history.num_restarts)
+        incident = Incident(state.faults, state.lost, len(state.members), state.step, draft.at_s + state.utc_offset_s)
+        instruction, history = judge(state.history, incident)
+        draft.set(history=history, num_restarts=state.num_restarts + (instruction.kind == "restart"))
     else:
         instruction = _planned(draft)
     live = tuple(node for node in state.members if draft.nodes[node].seat not in (Seat.DEAD, Seat.FENCED))

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from surefoot.coordinate.budget import utc_s
 from surefoot.coordinate.members import (
     Begin,
     Decision,
@@ -119,7 +120,7 @@ class Coordinator:
         if self._state.limits != settings.members or self._state.at_s == 0.0:
             opening.append(LimitsChanged(settings.members))
         if self._state.job != settings.job:
-            opening.append(JobOpened(settings.job, settings.generation, settings.step))
+            opening.append(JobOpened(settings.job, settings.generation, settings.history, utc_s(self._clock.utc())))
         if opening:
             self._advance(opening)
 
@@ -184,7 +185,8 @@ class Coordinator:
                 self._links.answer(link, Heard(dict(heard[start : start + _HEARD_PER_LINE])))
         if now_s - self._state_written_s >= _STATE_INTERVAL_S:
             self._write_state(now_s)
-        return [happening_of_silence(change, mono_s=now_s) for change in changes]
+        step = max((beat.step for beat in self._beats.values()), default=0) if changes else 0
+        return [happening_of_silence(change, mono_s=now_s, step=step) for change in changes]
 
     def _advance(self, happenings: Sequence[Happening]) -> None:
         """Written down first, then told: what nobody could read again after a crash has not happened."""

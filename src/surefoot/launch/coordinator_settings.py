@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from surefoot.coordinate.members import MemberLimits
+from surefoot.coordinate.restart import RestartHistory
 from surefoot.coordinate.silence import SilenceLimits
 from surefoot.core import strict_json
 from surefoot.core.sections import LaunchSection
@@ -15,7 +16,9 @@ from surefoot.core.sections import LaunchSection
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """What a coordinator is started with; a new one of the same job gets the same. `generation` and `step` are the newest in the ledger.
+    """What a coordinator is started with; a new one of the same job gets the same.
+
+    `generation` is the newest in the ledger, `history` the budget as the ledger has it.
 
     It binds `bind`:`port` (0: the kernel chooses) and tells nodes to come to `advertise`. `launch` holds the budget of the whole job.
     """
@@ -24,7 +27,7 @@ class CoordinatorSettings:
     job: str
     members: MemberLimits
     generation: int = 0
-    step: int = 0
+    history: RestartHistory = field(default_factory=RestartHistory)
     bind: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
     port: int = 0

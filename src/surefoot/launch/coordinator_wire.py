@@ -5,7 +5,7 @@ node -> coordinator   hello    {run, token, protocol}               first on eve
                       ready    {node, port}                         no rank of mine is left; `port` is bound in case rank 0 is here
                       beat     {node, sent_s, generation, step, ranks}  every second; `sent_s` is the node's own monotonic clock
                       fault    {node, generation, fault}            a rank here is lost: said at once, before the evidence and the kill
-                      ended    {node, generation, outcome, fault}   no rank of this generation is left here, and how it ended
+                      ended    {node, generation, outcome, fault, step}  no rank of this generation is left here, and how it ended
                       leave    {node, reason}                       this node goes; in good order if its ranks run
                       drain    {node, reason, by}                   a person: that node (id or name) is to go at a step boundary
                       readmit  {node, reason, by}                   a person: what was drained or excluded may serve again
@@ -92,6 +92,7 @@ class Ended:
     generation: int
     outcome: Literal["finished", "left", "failed", "stopped"]
     fault: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ def happening_of(message: Message) -> Happening | None:
             return BecameReady(node, port)
         case FaultSeen(node=node, generation=generation, fault=fault):
             return Faulted(node, generation, record_from_json(Fault, fault))
-        case Ended(node=node, generation=generation, outcome=outcome, fault=fault):
-            return EndedHere(node, generation, outcome, record_from_json(Fault, fault) if fault else None)
+        case Ended(node=node, generation=generation, outcome=outcome, fault=fault, step=step):
+            return EndedHere(node, generation, outcome, record_from_json(Fault, fault) if fault else None, step)
         case Leave(node=node, reason=reason):
             return WantsToLeave(node, reason)
         case Drain(node=node, reason=reason, by=by):
@@ -67,10 +67,10 @@ def happening_of(message: Message) -> Happening | None:
     return None
 
 
-def happening_of_silence(change: SilenceChange, *, mono_s: float) -> Happening:
+def happening_of_silence(change: SilenceChange, *, mono_s: float, step: int) -> Happening:
     if change.kind == "suspect":
         return WentSilent(change.node, change.reason)
-    return CameBack(change.node) if change.kind == "back" else Lapsed(change.node, change.reason, mono_s)
+    return CameBack(change.node) if change.kind == "back" else Lapsed(change.node, change.reason, mono_s, step)
 
 
 def messages_of(decision: Decision) -> Iterable[tuple[str, BerthGiven | Stop | Instruct | Seated | Refused]]:

@@ -31,7 +31,7 @@ from surefoot.core.sections import LaunchSection
 TICK_S = 0.25
 LEASES = SilenceLimits(look_s=TICK_S)
 LIMITS = MemberLimits(min_nodes=2, max_nodes=3, ranks_per_node=2)
-JUDGE = judge_by(LaunchSection(max_restarts=1000, no_progress_limit=1000, restart_wait_s=0.0))
+JUDGE = judge_by(LaunchSection(max_restarts=1000, no_progress_limit=1000, restart_wait_s=0.0, window_restarts=1000))
 
 
 def fault(reason: str = "rank 1 was killed by SIGKILL", *, step: int = 1) -> Fault:

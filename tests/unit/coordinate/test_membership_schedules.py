@@ -10,7 +10,7 @@ from surefoot.coordinate.membership import advance
 from tests.unit.coordinate.membership_job import JUDGE, SimulatedJob, SimulatedNode, lose_rank, reconnect, start_again
 
 NAMES = ("node-0", "node-1", "node-2", "node-3")
-LIMITS = MemberLimits(min_nodes=2, max_nodes=3, ranks_per_node=2, gather_s=3.0, leave_s=4.0, stop_s=4.0, window_s=0.0)
+LIMITS = MemberLimits(min_nodes=2, max_nodes=3, ranks_per_node=2, gather_s=3.0, leave_s=4.0, stop_s=4.0)
 NUM_SCHEDULES = 200
 FAULTS_S, QUIET_S = 25.0, 20.0
 LONGEST_GAP_S = 18.0  # leave, stop, fence, gather, last call, one after the other: the longest way to the next generation
