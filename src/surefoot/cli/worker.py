@@ -19,6 +19,7 @@ from surefoot.core.strict_json import dumps, loads
 from surefoot.core.typed_json import record_from_json
 from surefoot.core.units import show_count
 from surefoot.drill.strike import strike
+from surefoot.guard.testifying import testify_to_agent
 from surefoot.launch.logs import rank_paths
 from surefoot.launch.rendezvous import PARALLEL
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
@@ -53,6 +54,7 @@ def as_rank(work: Callable[[Path], object]) -> None:
     run_dir = Path(os.environ["SUREFOOT_RUN_DIR"])
     generation, rank = int(os.environ["SUREFOOT_GENERATION"]), int(os.environ["RANK"])
     keep_evidence_at(evidence_path(run_dir, generation=generation, rank=rank))
+    testify_to_agent()
     path = rank_paths(run_dir, generation, rank)[2]
     room = _keep_room(path)
     try:

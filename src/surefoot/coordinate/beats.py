@@ -17,13 +17,15 @@ from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import Phase
 
-BEATS_FORMAT = 2
+BEATS_FORMAT = 3
 _MAGIC = b"sfbeats\0"
-_HEADER = struct.Struct("<8sIIqii32x")  # magic, version, num_ranks, generation, leave, first rank
+_HEADER = struct.Struct("<8sIIqiiI28x")  # magic, version, num_ranks, generation, leave, first rank, number of the call for testimony
 _LEAVE = struct.Struct("<i")
 _LEAVE_OFFSET = 24
-# count before, phase, pid, restored, generation, step, collective_seq, monotonic ns, micro_step, count after
-_SLOT = struct.Struct("<IiiiqqqQi8xI")
+_CALL = struct.Struct("<I")
+_CALL_OFFSET = 32
+# count before, phase, pid, restored, warm, generation, step, collective_seq, monotonic ns, micro_step, group, count after
+_SLOT = struct.Struct("<IiiHHqqqQi8sI")
 _READ_TRIES = 100
 
 
@@ -38,7 +40,11 @@ class LeaveReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The last beat of one rank. `pid` is 0 before the first; `mono_s` is CLOCK_MONOTONIC of this machine."""
+    """The last beat of one rank. `pid` is 0 before the first; `mono_s` is CLOCK_MONOTONIC of this machine.
+
+    `collective_seq` counts the exchanges that its main thread has entered; `group` is the one that it is inside, empty when in none.
+    `warm`: it has finished a step in this generation, so that what is compiled and connected on first use lies behind it.
+    """
 
     rank: int
     pid: int
@@ -50,6 +56,8 @@ class Beat:
     mono_s: float
     restored: bool
     num_beats: int
+    group: str = ""
+    warm: bool = False
 
 
 class BeatBoard:
@@ -59,7 +67,7 @@ class BeatBoard:
         self.fd = fd
         self._memory = memory
         self._clock = clock
-        magic, version, num_ranks, generation, _leave, first_rank = _HEADER.unpack_from(memory)
+        magic, version, num_ranks, generation, _leave, first_rank, _call = _HEADER.unpack_from(memory)
         if magic != _MAGIC or version != BEATS_FORMAT or len(memory) != _size(num_ranks):
             raise SurefootError(
                 "this memory holds no beats of this release",
@@ -77,7 +85,7 @@ class BeatBoard:
         fd = _anonymous_file()
         os.ftruncate(fd, _size(num_ranks))
         memory = mmap.mmap(fd, _size(num_ranks))
-        _HEADER.pack_into(memory, 0, _MAGIC, BEATS_FORMAT, num_ranks, generation, LeaveReason.NONE, first_rank)
+        _HEADER.pack_into(memory, 0, _MAGIC, BEATS_FORMAT, num_ranks, generation, LeaveReason.NONE, first_rank, 0)
         return cls(fd, memory, clock=clock or SystemClock())
 
     @classmethod
@@ -106,8 +114,21 @@ class BeatBoard:
             if values[0] == values[-1]:
                 break
         # Killed or stopped in the middle of a beat: each field by itself is still one that the rank wrote.
-        before, phase, pid, restored, generation, step, collective_seq, mono_ns, micro_step, _after = values
-        return Beat(rank, pid, generation, Phase(phase), step, micro_step, collective_seq, mono_ns / 1e9, bool(restored), before)
+        before, phase, pid, restored, warm, generation, step, collective_seq, mono_ns, micro_step, group, _after = values
+        return Beat(
+            rank=rank,
+            pid=pid,
+            generation=generation,
+            phase=Phase(phase),
+            step=step,
+            micro_step=micro_step,
+            collective_seq=collective_seq,
+            mono_s=mono_ns / 1e9,
+            restored=bool(restored),
+            num_beats=before,
+            group=group.rstrip(b"\0").decode(),
+            warm=bool(warm),
+        )
 
     def read_all(self) -> list[Beat]:
         return [self.read(rank) for rank in self.ranks]
@@ -121,6 +142,18 @@ class BeatBoard:
     def leave_requested(self) -> LeaveReason:
         """Truthy once a rank or the agent asked to leave."""
         return LeaveReason(_LEAVE.unpack_from(self._memory, _LEAVE_OFFSET)[0])
+
+    def call_for_testimony(self) -> int:
+        """Ask every rank to write down what it knows; the number of this call, which its answer repeats."""
+        number = self.testimony_call + 1
+        _CALL.pack_into(self._memory, _CALL_OFFSET, number)
+        return number
+
+    @property
+    def testimony_call(self) -> int:
+        """The number of the newest call; 0 before the first."""
+        number: int = _CALL.unpack_from(self._memory, _CALL_OFFSET)[0]
+        return number
 
     def close(self) -> None:
         self._memory.close()
@@ -144,6 +177,7 @@ class BeatSlot:
         self._pid = os.getpid()
         self._num_beats = 0
         self._phase, self._step, self._micro_step, self._collective_seq, self._restored = Phase.START, 0, 0, 0, False
+        self._warm, self._group = False, b""
 
     def beat(
         self,
@@ -153,6 +187,7 @@ class BeatSlot:
         micro_step: int | None = None,
         collective_seq: int | None = None,
         restored: bool | None = None,
+        warm: bool | None = None,
     ) -> None:
         """Local. Below a microsecond, no system call."""
         self._phase = self._phase if phase is None else phase
@@ -160,6 +195,21 @@ class BeatSlot:
         self._micro_step = self._micro_step if micro_step is None else micro_step
         self._collective_seq = self._collective_seq if collective_seq is None else collective_seq
         self._restored = self._restored if restored is None else restored
+        self._warm = self._warm if warm is None else warm
+        self._write()
+
+    def enter(self, group: str) -> None:
+        """Local. The main thread goes into an exchange of this group, named in at most 8 bytes; out of it when the name is empty."""
+        self._group = group.encode()
+        self._collective_seq += bool(group)
+        self._write()
+
+    @property
+    def phase(self) -> Phase:
+        """What it said last."""
+        return self._phase
+
+    def _write(self) -> None:
         self._num_beats = (self._num_beats + 1) & 0xFFFFFFFF
         # One copy of a finished slot: `pack_into` clears its target first, and a kill in between would leave an empty slot.
         self._memory[self._offset : self._offset + _SLOT.size] = _SLOT.pack(
@@ -167,11 +217,13 @@ class BeatSlot:
             self._phase,
             self._pid,
             self._restored,
+            self._warm,
             self._generation,
             self._step,
             self._collective_seq,
             int(self._clock.monotonic_s() * 1e9),
             self._micro_step,
+            self._group,
             self._num_beats,
         )
 

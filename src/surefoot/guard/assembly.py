@@ -16,6 +16,7 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.ports import DataPort, EvalPort, GaugePort, LossScaler, NumericsPort, RecomputePort, Stateful
 from surefoot.core.sections import RunConfig
 from surefoot.guard.audit import Audit, bits_are_promised
+from surefoot.guard.beating import be_watched
 from surefoot.guard.capabilities import missing_capabilities, refuse_unfit
 from surefoot.guard.healing import Healer
 from surefoot.guard.instruments import Instruments
@@ -33,6 +34,7 @@ from surefoot.guard.script import Script
 from surefoot.guard.speed import Speed
 from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
+from surefoot.guard.testifying import testify_to_agent
 from surefoot.guard.timing import StepTimes
 from surefoot.guard.waiting import DataWaits
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
@@ -117,6 +119,9 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
         scaler=handed.scaler,
     )
     beat = place.board.slot(world.rank)
+    if place.under_agent:
+        be_watched(beat)
+        testify_to_agent()
     recorder = Recorder(state, config=config, world=world, run_dir=run_dir, generation=generation, clock=clock)
     instruments = Instruments(state, config=config, world=world, gauges=handed.gauges)
     saver = Saver(

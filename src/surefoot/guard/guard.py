@@ -32,6 +32,7 @@ from surefoot.core.records import (
 )
 from surefoot.core.sections import RunConfig
 from surefoot.guard.assembly import Handed, bind, what_is_missing
+from surefoot.guard.beating import in_phase
 from surefoot.guard.capabilities import NO_RATE
 from surefoot.guard.judging import Measured
 from surefoot.guard.loss_scale import loss_scaler
@@ -227,7 +228,9 @@ class Guard:
         else:
             self._action, self._signals = self._run.healer.judge(signals, max_grad_norm=max_grad_norm, gradient_divisor=divisor)
         if self._action.proceeds:
-            self._run.times.add("save_s", self._run.saver.staged())  # an update must not meet a copy that is being taken
+            with in_phase(Phase.SAVE):
+                waited_s = self._run.saver.staged()
+            self._run.times.add("save_s", waited_s)  # an update must not meet a copy that is being taken
             self._run.judge.before_update()
         # A rate on the device is read only now: before the exchange, whose vector was to be sent, it would have waited for the backward.
         self._run.times.judged(measured, lr=measured.lr if lr is not None else float(self._run.state.optimizer.param_groups[0]["lr"]))
@@ -247,7 +250,8 @@ class Guard:
         signals, action = self._judged()
         parts_s = self._run.instruments.end()
         if isinstance(action, RollBack):
-            action = self._run.healer.open_episode(action, signals) or action
+            with in_phase(Phase.SAVE):  # it waits for what is on its way to storage
+                action = self._run.healer.open_episode(action, signals) or action
         is_step = not isinstance(action, RollBack | Halt)  # what is gone back from, or ended at, is none
         if is_step:
             self._count(signals)
@@ -264,7 +268,7 @@ class Guard:
         report = report_of(self._run, signals, action, held_out=held_out, saved=saved, parts_s=parts_s)
         if is_step:  # else its row would stand in place of the last one's
             self._tell(report, signals)
-        self._run.beat.beat(phase=Phase.STEP, step=self._run.state.step)
+        self._run.beat.beat(phase=Phase.STEP, step=self._run.state.step, micro_step=0, warm=True)
         if isinstance(action, Pause):
             self._pause(action)
         self._leave_if_agreed(signals)
@@ -345,7 +349,7 @@ class Guard:
 
     def _settle(self, signals: Signals) -> str | None:
         """Collective over the save group when a save failed, else local. The id of what was agreed to be committed."""
-        with self._run.times.measure("save_s"):
+        with self._run.times.measure("save_s"), in_phase(Phase.SAVE):
             saved = self._run.saver.settle(signals)
         self._run.pace.step(signals)
         if saved is not None:
@@ -354,7 +358,7 @@ class Guard:
 
     def _look_around(self) -> HeldOutLoss | None:
         """Collective over the world when something is due. Canary, audit, and the held-out loss."""
-        with self._run.times.measure("evaluate_s"):
+        with self._run.times.measure("evaluate_s"), in_phase(Phase.EVALUATE):
             self._run.monitoring.between_steps()
         return self._evaluate_if_due()
 
@@ -419,6 +423,7 @@ class Guard:
     def _finish_run(self) -> None:
         if self._run.saver.last_saved_step != self._run.state.step:
             self._save("the run is finished", wait=True)
+        self._run.beat.beat(phase=Phase.SAVE, step=self._run.state.step)
         self._run.saver.save_for_good()
         self._run.recorder.ledger(
             Event.RUN_FINISHED, fields={"state_digest": self._run.saver.last_digest, "checkpoint": self._run.saver.last_id}

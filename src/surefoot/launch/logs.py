@@ -36,6 +36,16 @@ def rank_paths(run_dir: Path, generation: int, rank: int) -> tuple[Path, Path, P
     return folder / f"rank_{rank}.log", folder / f"rank_{rank}.err", folder / f"rank_{rank}.error.json"
 
 
+def stacks_path(run_dir: Path, generation: int, rank: int) -> Path:
+    """Where a rank that is asked by signal appends the stacks of its threads."""
+    return generation_logs(run_dir, generation) / f"rank_{rank}.stacks"
+
+
+def testimony_path(run_dir: Path, generation: int, rank: int) -> Path:
+    """What a rank that is asked through the beats board says about its collectives."""
+    return generation_logs(run_dir, generation) / f"rank_{rank}.testimony.json"
+
+
 def nursery_log(run_dir: Path) -> Path:
     """What the nurseries of this run wrote: warnings of imports, a traceback when one could not start."""
     return run_dir / "logs" / "nursery.log"

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from io import TextIOWrapper
 
 from surefoot.core.parent import signal_on_parents_end
-from surefoot.launch.process import LEAVE_SIGNALS, thread_names
+from surefoot.launch.process import LEAVE_SIGNALS, STACKS_SIGNAL, thread_names
 from surefoot.launch.wire import Message, RankExit, RankSpec, Ready, Start, Started, receive_message, send_message
 
 
@@ -186,6 +186,8 @@ def _own_descriptors(spec: RankSpec, fds: list[int], foreign_fds: list[int]) -> 
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a killed rank leaves its last whole line
     faulthandler.enable()
+    stacks_fd = os.open(spec.err_path.removesuffix(".err") + ".stacks", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
 
 
 def _resolve(entry: str) -> Callable[[], object]:

@@ -12,6 +12,10 @@ from pathlib import Path
 # and its ranks with it.
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+# A rank that gets it appends the stacks of all its threads to a file, at once and in C: a busy loop or a held interpreter does not hinder
+# it. Whoever did not register it would die of it, so `catches` is asked first.
+STACKS_SIGNAL = signal.SIGRTMIN + 1
+
 
 def heeded_signals() -> tuple[signal.Signals, ...]:
     """The leave signals that this process is to answer: all but a SIGHUP that `nohup` had it ignore from its start."""
@@ -50,3 +54,30 @@ def kill_group(leader_pid: int, *, pidfd: int) -> None:
 def thread_names() -> list[str]:
     """The kernel's names of all threads of this process, the main one included. C++ threads count: Python does not know them."""
     return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for it: R runs, S and D wait, T is stopped, t is held by a debugger; empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text[text.rindex(")") + 2]
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler of its own for this signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def waits_in(pid: int) -> str:
+    """The kernel function in which it waits; empty where that is not told."""
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0")
+    except OSError:
+        return ""

@@ -70,6 +70,8 @@ def _rank_spec(meeting: Meeting, local_rank: int) -> RankSpec:
         "SUREFOOT_GENERATION": str(meeting.generation),
         "SUREFOOT_JOB": meeting.job,
     }
+    if not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} & set(os.environ):
+        env["TORCH_FR_BUFFER_SIZE"] = "2000"  # at 0 torch records no collectives, and nobody could say which one a rank is behind in
     if "GLOO_SOCKET_IFNAME" not in os.environ and meeting.num_local_ranks == meeting.world_size:
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo resolves the host's name, which many containers cannot
     out_path, err_path, _ = rank_paths(meeting.run_dir, meeting.generation, rank)

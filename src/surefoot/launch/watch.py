@@ -13,7 +13,7 @@ from surefoot.launch.signals import LeaveSignals
 from surefoot.launch.wire import RankExit, Ready, Started
 
 # Deadlines, liveness and the lock are looked at this often; exits, deaths and signals wake the agent at once, so it is no setting.
-_LOOK_INTERVAL_S = 0.2
+LOOK_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Watch:
         poller.register(self._signals, select.POLLIN)
         if nursery is not None:
             poller.register(nursery, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(_LOOK_INTERVAL_S * 1000)}
+        ready = {fd for fd, _ in poller.poll(LOOK_INTERVAL_S * 1000)}
         events = [_heard(nursery)] if nursery is not None and nursery.fileno() in ready else []
         self.look()
         return events

@@ -54,9 +54,27 @@ def leave_evidence(what: str, error: BaseException) -> Path | None:
 
 
 def last_collectives() -> list[dict[str, Any]]:
-    """Local. Of this process, oldest first: group, sequence number in that group, operator, sizes, age, whether it is over."""
+    """Local. Of this process, oldest first: group, sequence number in that group and series, operator, sizes, age, whether it is over."""
     now_ns = time.time_ns()
     return [_shown(entry, now_ns=now_ns) for entry in _recorded()[-MAX_COLLECTIVES:]]
+
+
+def group_states() -> list[dict[str, Any]]:
+    """Local. Per group and series: the last enqueued collective (or point-to-point operation) of this process, and the last that is over.
+
+    The two series of a group count apart. Keys as in `coordinate.witness.GroupState`.
+    """
+    states: dict[tuple[str, bool], dict[str, Any]] = {}
+    for entry in _recorded():
+        shown = _shown(entry, now_ns=0)
+        key = (shown["group"], shown["is_p2p"])
+        state = states.setdefault(key, {"name": shown["group"], "is_p2p": shown["is_p2p"], "last_enqueued": 0, "last_completed": 0})
+        if shown["is_over"]:
+            state["last_completed"] = max(state["last_completed"], shown["seq"])
+        if shown["seq"] >= state["last_enqueued"]:
+            newest = {"operation": shown["operator"], "shapes": shown["input_sizes"], "dtypes": shown["dtypes"]}
+            state.update(newest, last_enqueued=shown["seq"])
+    return list(states.values())
 
 
 def _recorded() -> list[dict[str, Any]]:
@@ -72,6 +90,7 @@ def _shown(entry: Mapping[str, Any], *, now_ns: int) -> dict[str, Any]:
     _, group = entry["process_group"]
     return {
         "group": group,
+        "is_p2p": bool(entry["is_p2p"]),
         "seq": entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
         "operator": entry["profiling_name"],
         "input_sizes": entry["input_sizes"],
@@ -85,11 +104,11 @@ def _shown(entry: Mapping[str, Any], *, now_ns: int) -> dict[str, Any]:
 
 def _record(what: str, error: BaseException) -> dict[str, Any]:
     collectives = last_collectives()
-    newest = {shown["group"]: shown["seq"] for shown in collectives}
     return {
         "what": what,
         "error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS],
         "rank": int(os.environ.get("RANK", "0")),
-        "newest_seq_by_group": newest,
+        "newest_seq_by_group": {shown["group"]: shown["seq"] for shown in collectives if not shown["is_p2p"]},
+        "newest_p2p_seq_by_group": {shown["group"]: shown["seq"] for shown in collectives if shown["is_p2p"]},
         "collectives": collectives,
     }

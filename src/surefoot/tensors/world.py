@@ -7,6 +7,7 @@ a process group (one rank) every collective is the identity, and no store or soc
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -40,6 +41,32 @@ class World:
         return self.rank == 0
 
 
+class Exchanges:
+    """Whom this process tells that its main thread goes into an exchange, by the name of the group, and out of it by an empty one. A
+    process is one rank of one generation, so there is one such listener; None where nobody watches."""
+
+    tell: Callable[[str], None] | None = None
+
+
+class _Within:
+    """While entered, this thread is inside an exchange of `group`. Only the main thread's are told: it is the one that has to move."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __enter__(self) -> None:
+        self._tell = Exchanges.tell if threading.current_thread() is threading.main_thread() else None
+        if self._tell is not None:
+            self._tell(self._group)
+
+    def __exit__(self, *_: object) -> None:
+        if self._tell is not None:
+            self._tell("")
+
+
+_LOOP, _SAVE = "loop", "save"
+
+
 def single_world(device: torch.device | None = None) -> World:
     return World(rank=0, size=1, device=device or torch.device("cpu"))
 
@@ -68,7 +95,8 @@ def gather_words(world: World, words_W: torch.Tensor) -> torch.Tensor:
         return words_W.unsqueeze(0)
     gathered = torch.empty(world.size * words_W.numel(), dtype=words_W.dtype, device=words_W.device)
     try:
-        dist.all_gather_single(gathered, words_W, group=world.loop_group)
+        with _Within(_LOOP):
+            dist.all_gather_single(gathered, words_W, group=world.loop_group)
     except RuntimeError as error:
         raise told_apart("the exchange of the step", error) from error
     return gathered.view(world.size, -1)
@@ -78,7 +106,8 @@ def reduce_sum(world: World, values: torch.Tensor) -> torch.Tensor:
     """Collective over the loop group. Sums `values` over ranks in place and returns them. Raises PeerLost."""
     if world.loop_group is not None:
         try:
-            dist.all_reduce(values, group=world.loop_group)
+            with _Within(_LOOP):
+                dist.all_reduce(values, group=world.loop_group)
         except RuntimeError as error:
             raise told_apart("a sum over ranks", error) from error
     return values
@@ -89,7 +118,8 @@ def reduce_max(world: World, values: torch.Tensor) -> torch.Tensor:
     PeerLost."""
     if world.loop_group is not None:
         try:
-            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=world.loop_group)
+            with _Within(_LOOP):
+                dist.all_reduce(values, op=dist.ReduceOp.MAX, group=world.loop_group)
         except RuntimeError as error:
             raise told_apart("a maximum over ranks", error) from error
     return values
@@ -102,10 +132,11 @@ def broadcast_json(world: World, value: Any) -> Any:
     payload = torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8) if world.leads else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([payload.numel()], dtype=torch.int64)
     try:
-        dist.broadcast(length, group=world.save_group, group_src=0)
-        if not world.leads:
-            payload = torch.empty(int(length.item()), dtype=torch.uint8)
-        dist.broadcast(payload, group=world.save_group, group_src=0)
+        with _Within(_SAVE):
+            dist.broadcast(length, group=world.save_group, group_src=0)
+            if not world.leads:
+                payload = torch.empty(int(length.item()), dtype=torch.uint8)
+            dist.broadcast(payload, group=world.save_group, group_src=0)
     except RuntimeError as error:
         raise told_apart("a broadcast from rank 0", error) from error
     return json.loads(bytes(payload.tolist()))
@@ -118,12 +149,13 @@ def gather_json(world: World, value: Any) -> list[Any]:
     payload = torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
     lengths_R = torch.empty(world.size, dtype=torch.int64)
     try:
-        dist.all_gather_single(lengths_R, torch.tensor([payload.numel()], dtype=torch.int64), group=world.save_group)
-        longest = int(lengths_R.max().item())
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: payload.numel()] = payload
-        gathered = torch.empty(world.size * longest, dtype=torch.uint8)
-        dist.all_gather_single(gathered, padded, group=world.save_group)
+        with _Within(_SAVE):
+            dist.all_gather_single(lengths_R, torch.tensor([payload.numel()], dtype=torch.int64), group=world.save_group)
+            longest = int(lengths_R.max().item())
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: payload.numel()] = payload
+            gathered = torch.empty(world.size * longest, dtype=torch.uint8)
+            dist.all_gather_single(gathered, padded, group=world.save_group)
     except RuntimeError as error:
         raise told_apart("a gather over ranks", error) from error
     rows = gathered.view(world.size, longest)

@@ -11,13 +11,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from surefoot.core.records import Action, Redo, StepReport
+from surefoot.core.records import Action, Phase, Redo, StepReport
 from surefoot.core.sections import RunConfig
 from surefoot.core.stages import stage_at, stages_of
 from surefoot.data.batches import StepBatch
 from surefoot.data.loader import ShardedLoader
 from surefoot.data.tokenizer import Tokenizer
 from surefoot.guard import Guard
+from surefoot.guard.beating import beat_micro_step, in_phase
 from surefoot.model.loss import loss_of
 from surefoot.model.rope import set_rope_base
 from surefoot.parallel.clip import scale_gradients
@@ -50,7 +51,8 @@ class Parts:
 
 def train_step(parts: Parts, guard: Guard) -> StepReport:
     """Collective over the world. Fetch, forward and backward, judge, act, count, persist, tell; between `guard.begin` and the next."""
-    batch = next(parts.data)
+    with in_phase(Phase.DATA):
+        batch = next(parts.data)
     stage = stage_at(parts.config, batch.first_sample)
     tell_stages(parts, batch, step=guard.step + 1)
     set_rope_base(parts.cut.module, stage.rope_base)
@@ -99,8 +101,13 @@ def forward_backward(parts: Parts, atoms: Sequence[Batch], *, step: int) -> torc
     Under fp16 it is the gradient of the scaled sum: `guard.clip_scale` takes the scale out again. Whatever the model draws comes from
     streams keyed by (seed, step, atom): not by rank, history or number of ranks.
     """
+
+    def start(atom: Batch) -> None:
+        beat_micro_step(atom.atom)
+        RandomKey(parts.config.run.seed, step, atom.atom).start_streams()
+
     return parts.cut.runner.run(
         atoms,
-        start=lambda atom: RandomKey(parts.config.run.seed, step, atom.atom).start_streams(),
+        start=start,
         loss=partial(loss_of, z_loss=parts.config.model.z_loss, scale=parts.scaler.scale if parts.scaler else 1.0),
     )

@@ -77,7 +77,7 @@ def test_exits_are_reported_as_they_were(nursery: Nursery, kind: str, exit_code:
 
 
 def test_a_rank_starts_clean(nursery: Nursery) -> None:
-    """Own process group, the descriptors named for it and no others."""
+    """Own process group, the descriptors named for it, one of its own and no others."""
     with socket.create_server(("127.0.0.1", 0)) as listener, open("/dev/null") as beats:
         names = {0: {"SUREFOOT_LISTEN_FD": 0, "SUREFOOT_BEATS_FD": 1}, 1: {"SUREFOOT_BEATS_FD": 1}}
         started = nursery.start("facts", "facts", fds=(listener.fileno(), beats.fileno()), names=names)
@@ -86,7 +86,9 @@ def test_a_rank_starts_clean(nursery: Nursery) -> None:
         facts = json.loads(nursery.out(rank).read_text().splitlines()[1])
         assert facts["pid"] == facts["group"] == started.pids[rank]
         wanted = {0, 1, 2, int(facts["beats_fd"])} | ({int(facts["listen_fd"])} if rank == 0 else set())
-        assert set(facts["fds"]) == wanted
+        assert len(set(facts["fds"]) - wanted) == 1  # its stacks go there when it is asked for them
+        assert wanted < set(facts["fds"])
+        assert nursery.out(rank).with_suffix(".stacks").read_text() == ""
         assert (facts["listen_fd"] is None) == (rank == 1)
 
 
