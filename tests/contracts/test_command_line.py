@@ -26,6 +26,7 @@ WITH_VERBS = {
     "checkpoint": ("list", "verify", "audit", "prove", "import", "export", "branch"),
     "drill": ("list", "run", "campaign"),
     "sweep": ("plan", "run", "gather", "fit", "probe"),
+    "submit": ("slurm", "kubernetes", "denied"),
 }
 
 

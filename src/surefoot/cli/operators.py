@@ -20,7 +20,7 @@ from surefoot.core.holder import LockRecord
 from surefoot.core.records import LedgerEntry
 from surefoot.core.strict_json import dumps
 from surefoot.observe.control import Order, append_order
-from surefoot.observe.halts import standing_halt
+from surefoot.observe.halts import is_hold, standing_halt
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.ledger_tail import LedgerTail
 from surefoot.observe.lineage import fold_lineage
@@ -31,7 +31,14 @@ SCHEMA_VERSION = 1
 _LOOK_S = 0.1
 _EVENTS = (
     *(Event.ORDER_TAKEN, Event.ORDER_REFUSED, Event.RUN_PAUSED, Event.RUN_UNPAUSED, Event.RUN_LEFT, Event.RUN_HALTED),
-    *(Event.CHECKPOINT_COMMITTED, Event.CHECKPOINT_ADOPTED, Event.RUN_ROLLED_BACK, Event.BLOCK_TAKEN, Event.BLOCK_REFUSED),
+    *(
+        Event.GENERATION_STARTED,
+        Event.CHECKPOINT_COMMITTED,
+        Event.CHECKPOINT_ADOPTED,
+        Event.RUN_ROLLED_BACK,
+        Event.BLOCK_TAKEN,
+        Event.BLOCK_REFUSED,
+    ),
 )
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
@@ -104,7 +111,8 @@ def require_live(run_dir: Path, verb: str) -> LockRecord:
     if fold_lineage(entries).counters.finished:
         what, hint = "the run is finished", f"there is nothing to {verb}"
     elif halt is not None:
-        what = f"the run is not live: it was {'halted' if halt.event == Event.RUN_HALTED else 'paused'} at step {halt.step}: {halt.reason}"
+        state = "held" if is_hold(halt) else "halted" if halt.event == Event.RUN_HALTED else "paused"
+        what = f"the run is not live: it was {state} at step {halt.step}: {halt.reason}"
         hint = f"`surefoot resume {run_dir}` releases it, `surefoot train {run_dir}` goes on then"
     else:
         what, hint = "the run is not live: no job trains it now", f"`surefoot train {run_dir}` goes on with it"

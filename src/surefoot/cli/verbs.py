@@ -29,11 +29,13 @@ VERBS: Mapping[str, Verb] = {
     "sweep": Verb("surefoot.cli.sweep:app", "Small runs that say what the large one should be."),
     "data": Verb("surefoot.cli.data:app", "Prepare text, look into it, leave parts of it out."),
     "train": Verb("surefoot.cli.train:train", "Start a run, go on with it, or say that it is finished."),
+    "submit": Verb("surefoot.cli.submit:app", "A run for Slurm or Kubernetes, printed or handed in."),
     "stop": Verb("surefoot.cli.stop:stop", "Have a live run save and end."),
     "save": Verb("surefoot.cli.save:save", "Have a live run save at its next step."),
     "pause": Verb("surefoot.cli.pause:pause", "Have a live run stand still until it is resumed."),
     "resume": Verb("surefoot.cli.resume:resume", "Let a paused or halted run go on."),
     "rollback": Verb("surefoot.cli.rollback:rollback", "Have a run go back to an older checkpoint."),
+    "drain": Verb("surefoot.cli.drain:drain", "Have a node leave a run in good order, or take it out of service."),
     "status": Verb("surefoot.cli.status:status", "Where a run stands."),
     "replay": Verb("surefoot.cli.replay:replay", "Compute steps of a run again, and compare the bits."),
     "triage": Verb("surefoot.cli.triage:triage", "What is wrong with a run, whom to suspect, what to type next."),
@@ -44,10 +46,7 @@ VERBS: Mapping[str, Verb] = {
     "checkpoint": Verb("surefoot.cli.checkpoint:app", "List, verify, prove, move and export checkpoints."),
 }
 
-NOT_IN_THIS_RELEASE = (
-    *("launch", "submit", "runs", "watch", "report"),
-    "drain",
-)
+NOT_IN_THIS_RELEASE = ("launch", "runs", "watch", "report")
 
 
 def available_verbs() -> dict[str, Verb]:

@@ -13,6 +13,7 @@ from surefoot.core.errors import DataError
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.observe.control import MAX_PAUSE_S, NoOrder, Order
+from surefoot.observe.drains import MAX_NODE_NAME, why_no_drain
 from surefoot.observe.incidents import refuse_unknown_incident
 from surefoot.observe.lineage import fold_lineage
 from surefoot.observe.wishes import standing_at, why_confirm, why_refuse
@@ -108,7 +109,24 @@ def _roll_back(order: Order, standing: Standing) -> dict[str, Any] | Refusal:
     return {"to": to, "checkpoint": ref.id, "checkpoint_step": ref.step, "left_out": [f"{block.kind} {block.name}" for block in blocks]}
 
 
-_ANSWERS = {"stop": _nothing_to_ask, "save": _nothing_to_ask, "pause": _pause, "resume": _resume, "rollback": _roll_back}
+def _drain(order: Order, standing: Standing) -> dict[str, Any] | Refusal:
+    """What the run takes, its agent hands on to the coordinator: see `observe.drains`."""
+    node = order.fields.get("node")
+    if not isinstance(node, str) or not node or len(node) > MAX_NODE_NAME or not node.isprintable():
+        return Refusal(f"{node!r} is no name of a node")
+    if (why := why_no_drain(standing.entries)) is not None:
+        return Refusal(why)
+    return {"node": node}
+
+
+_ANSWERS = {
+    "stop": _nothing_to_ask,
+    "save": _nothing_to_ask,
+    "pause": _pause,
+    "resume": _resume,
+    "rollback": _roll_back,
+    "drain": _drain,
+}
 
 
 def told_of(order: Order | NoOrder, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,6 +165,8 @@ class Orders:
                 return "resumed"
             case "rollback":
                 self._go_back(order, taken, by)
+            case "drain":
+                self._tell_taken(order, taken)  # the line is what the agent reads; the ranks leave when the coordinator says so
         return None
 
     def _stop(self, order: Order, taken: Mapping[str, Any], by: str, *, is_paused: bool) -> Leave:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _AGENTS_OWN = "SUREFOOT_GENERATION"  # set by our agent, which speaks torchrun's contract too
+_ONE_AGENT_EACH = "SUREFOOT_ONE_AGENT_PER_NODE"  # set by our batch script: its step starts agents, and no ranks
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -14,7 +15,7 @@ def foreign_launcher(environ: Mapping[str, str]) -> str | None:
     A Slurm allocation alone is none, nor is the batch script in it, although Slurm gives that a SLURM_PROCID and the job's SLURM_NTASKS:
     only a step (srun) of several tasks makes ranks.
     """
-    if _AGENTS_OWN in environ:
+    if _AGENTS_OWN in environ or _ONE_AGENT_EACH in environ:
         return None
     if "TORCHELASTIC_RUN_ID" in environ and all(name in environ for name in _NEEDED):
         return "torchrun"

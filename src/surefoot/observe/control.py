@@ -29,7 +29,7 @@ MAX_PAUSE_S: Final = 30 * 86400.0
 """A month: longer is a slip of the hand, and a clock that counts it is worth nothing."""
 MAX_LINE_BYTES: Final = 4096
 """POSIX systems write so much in one piece, and no order needs more."""
-ORDER_VERBS: Final = ("stop", "save", "pause", "resume", "rollback")
+ORDER_VERBS: Final = ("stop", "save", "pause", "resume", "rollback", "drain")
 
 _LOOK_BYTES = 1 << 20  # of a file that somebody else filled: the rest is read at the next look
 _LOCK_LIMIT_S = 10.0  # a write takes milliseconds; a lock that is held for longer is a stopped process, and O_APPEND needs none on a disk

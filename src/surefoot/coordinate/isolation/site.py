@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from surefoot.coordinate.isolation.denylist import DENYLIST_NAME, DenylistIsolator
+from surefoot.coordinate.isolation.kubernetes import KubernetesIsolator, client_of_site
 from surefoot.coordinate.isolation.policy import IsolationDecision
 from surefoot.coordinate.isolation.records import Isolation, Isolator, Wish
+from surefoot.coordinate.isolation.slurm import SlurmIsolator
+from surefoot.core.clock import Clock
 
 Scheduler = Literal["slurm", "kubernetes", "none"]
 
@@ -75,6 +81,22 @@ def site_commands(facts: SiteFacts) -> dict[str, str]:
         "probe": f"ssh {node} surefoot doctor",
         **ours,
     }
+
+
+def backends_of(environ: Mapping[str, str], *, run_dir: Path, site_denylist: str, limit_s: float, clock: Clock) -> tuple[Isolator, ...]:
+    """Where a node of this run can be taken out of service: the scheduler that it runs under, the run's own list, and that of the site.
+
+    The denylists come last and always: they help where this user has no right to drain. Raises ConfigError when the cluster that this pod
+    is in cannot be reached.
+    """
+    lists = (run_dir / DENYLIST_NAME, *([Path(site_denylist)] if site_denylist else []))
+    denylists = tuple(DenylistIsolator(path, clock=clock, limit_s=limit_s) for path in lists)
+    scheduler = scheduler_of(environ)
+    if scheduler == "slurm" or (scheduler == "none" and shutil.which("scontrol") is not None):
+        return (SlurmIsolator(limit_s=limit_s), *denylists)
+    if scheduler == "kubernetes":
+        return (KubernetesIsolator(client_of_site(), limit_s=limit_s), *denylists)
+    return denylists
 
 
 def carry_out(
