@@ -100,6 +100,7 @@ FIXED: dict[str, st.SearchStrategy[Any]] = {
     "numerics.sums": st.just("float"),
     "checkpoint.interval_steps": st.integers(1, 1 << 40),
     "checkpoint.keep_steps": st.lists(st.integers(0, 1 << 40), max_size=3),
+    "launch.telemetry_limits": st.sampled_from([{}, {"gpu_hot": 85.0, "port_symbols": 1e9}]),
     "heal.rules": st.sampled_from([{}, {"loss_n_sigma": "alert"}, {"cusum:log_z": "off", "grad_outlier": "skip"}]),
     "checkpoint.tiers": st.sampled_from([["disk"], ["memory", "disk"], ["disk", "s3://bucket/prefix", "file:///a/folder"]]),
 }
