@@ -67,7 +67,7 @@ def _first(entries: Sequence[LedgerEntry], *events: Event) -> LedgerEntry | None
 
 def _detected_s(injected: LedgerEntry, lost: LedgerEntry | None, incident: Json) -> float | None:
     """By the clock that both processes share where the run says when it saw it; else by the stamps of what it wrote then."""
-    seen_s = _number(_part(incident, "alarm").get("detected_mono_s"))
+    seen_s = _number(_part(incident, "alarm").get("detected_mono_s")) or _number(incident.get("detected_mono_s"))
     injected_s = _number(injected.fields.get("mono_s"))
     if seen_s is not None and injected_s is not None:
         return round(seen_s - injected_s, 3)

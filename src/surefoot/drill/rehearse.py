@@ -148,7 +148,7 @@ def _result(drill: Drill, rehearsal: Rehearsal, run: DrillRun, code: int, *, ran
         steps_missing=config.train.num_steps - len(steps) if goes_on else 0,
         samples_per_step=config.train.global_batch_size,
     )
-    return judge(drill, seen, ended, rank=rank, step=step, seed=seed, limit_s=config.launch.collective_limit_s)
+    return judge(drill, seen, ended, rank=rank, step=step, seed=seed, limit_s=config.launch.step_limit_s)
 
 
 def _rows(run_dir: Path) -> tuple[dict[int, float], set[int]]:

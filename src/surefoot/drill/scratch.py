@@ -19,7 +19,7 @@ from surefoot.observe.live import LiveRecord, read_live
 
 T = TypeVar("T")
 
-NUM_STEPS = 300
+NUM_STEPS = 150
 _LOOK_S = 0.02
 _CONFIG = """\
 [run]
@@ -56,6 +56,12 @@ interval_steps = 0
 interval_steps = 20
 """
 
+_SETTINGS = (
+    *("observe.status_interval_s=0.1", "launch.threads_per_rank=1", "checkpoint.prove=false"),
+    *("launch.limits=fixed", "launch.step_limit_s=3.0", "launch.data_limit_s=3.0", "launch.first_step_limit_s=30.0"),
+)
+"""What is promised about a hang is its limit and two seconds, whatever the limit: a short one makes a short drill."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
@@ -77,7 +83,7 @@ class Scratch:
             )
         config = folder / "run.toml"
         config.write_text(_CONFIG.format(seed=seed, num_steps=NUM_STEPS, num_ranks=num_ranks, global_batch_size=4 * num_ranks))
-        return cls(folder, config, ("observe.status_interval_s=0.1", "launch.threads_per_rank=1", "checkpoint.prove=false"))
+        return cls(folder, config, _SETTINGS)
 
     def start(self, name: str, *settings: str) -> DrillRun:
         return DrillRun(self, name, settings=settings)
