@@ -73,6 +73,8 @@ ResumeFrom = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="also from one that is suspect, given up, or older than the newest proven one")]
 Cause = Annotated[str, typer.Option("--cause", help="why, for the ledger")]
+Check = Annotated[bool, typer.Option("--check", help="only do its first steps in a folder of their own, and say whether it can start")]
+Json = Annotated[bool, typer.Option("--json", help="with --check: one JSON object")]
 
 
 def train(
@@ -83,6 +85,8 @@ def train(
     resume_from: ResumeFrom = None,
     yes: Yes = False,
     cause: Cause = "",
+    check: Check = False,
+    json_output: Json = False,
 ) -> None:
     """Train. The same command starts a run, restarts it and resumes it.
 
@@ -91,10 +95,16 @@ def train(
       surefoot train examples/quickstart.toml
       surefoot train runs/quickstart
       surefoot train run.toml train.num_steps=60 parallel.dp_replicate=1
+      surefoot train run.toml --check
       surefoot train runs/quickstart --resume-from 200 --yes --cause "the loss was odd after that"
     """
     wanted = _Wanted(tuple(accept_changes or ()), resume_from, yes, cause, on_data_change)
     loaded = load_config(_config_file(target), tuple(overrides or ()))
+    if check:
+        from surefoot.cli.train_check import check as check_run
+
+        refuse_unknown_rules(loaded.config)
+        raise typer.Exit(check_run(loaded, tuple(overrides or ()), json_output=json_output))
     os.environ["SUREFOOT_ON_DATA_CHANGE"] = on_data_change  # the ranks inherit it; it is a wish of this start, not of the run
     launcher = foreign_launcher(os.environ)
     for warning in loaded.warnings:
@@ -130,6 +140,8 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
     from surefoot.cli.aides import aides_of  # the signals are answered by now: nothing slow stands before that
 
     run_dir, clock = Path(loaded.config.run.dir), SystemClock()
+    if loaded.config.launch.nodes.strip() != "1":
+        return _train_as_node(loaded, run_dir=run_dir, clock=clock, wanted=wanted)
     with _folder_of(run_dir), RunLock.acquire(run_dir, job=_new_job(), clock=clock, lease_s=loaded.config.launch.lease_s) as lock:
         opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
         if opened.is_over:
@@ -156,6 +168,36 @@ def _train_under_agent(loaded: LoadedConfig, *, wanted: _Wanted) -> int:
         )
         with logging_aside():
             exit_code = agent.run()
+    say_end(exit_code, run_dir)
+    return exit_code
+
+
+def _train_as_node(loaded: LoadedConfig, *, run_dir: Path, clock: Clock, wanted: _Wanted) -> int:
+    """One node of several. Whichever is first opens the run."""
+    from surefoot.cli.aides import aides_of
+    from surefoot.cli.train_nodes import train_on_nodes
+
+    config = loaded.config
+
+    def open_run(lock: RunLock) -> bool:
+        opened = _open(loaded, lock=lock, clock=clock, by="agent", wanted=wanted)
+        if opened.is_over:
+            refuse_damaged(opened.entries, run_dir)
+            say_over(opened.entries, run_dir, just_now=False)
+            return False
+        say_damage(opened.entries)
+        say_start(config, run_dir)
+        return True
+
+    with _folder_of(run_dir):
+        exit_code = train_on_nodes(
+            loaded,
+            open_run=open_run,
+            entry=ENTRY,
+            warm=WARM,
+            clock=clock,
+            agent_aides=lambda: aides_of(config.checkpoint, run_dir, data=config.data, alerts=config.alerts, launch=config.launch),
+        )
     say_end(exit_code, run_dir)
     return exit_code
 
