@@ -16,7 +16,7 @@ def look_at_memory(live: LiveRecord, pids: Mapping[int, int]) -> tuple[dict[str,
     """Ranks by their number, and all else that the agent started unless one rank was asked for. The answer, and the lines for people."""
     others = {pid: name for pid, name in descendants(live.pid) if pid not in {one.pid for one in live.ranks}}
     everybody = len(pids) == len(live.ranks)
-    asked = [("rank", rank, pid) for rank, pid in sorted(pids.items())]
+    asked: list[tuple[str, int | None, int]] = [("rank", rank, pid) for rank, pid in sorted(pids.items())]
     asked += [("agent", None, live.pid), *(("aide", None, pid) for pid in others)] if everybody else []
     told, lines = [], []
     for role, rank, pid in asked:
