@@ -20,11 +20,12 @@ _RENEWALS_PER_LEASE = 3
 
 
 class Pulse:
-    """Writes both when they are due. A full disk is warned about and never stops a run; a lock that is somebody else's does."""
+    """Writes both when they are due, as long as this machine holds `lock`. A full disk is warned about and never stops a run; a lock that
+    is somebody else's does."""
 
-    def __init__(self, run_dir: Path, *, lock: RunLock, status_interval_s: float, lease_s: float, clock: Clock) -> None:
+    def __init__(self, run_dir: Path, *, lock: RunLock | None, status_interval_s: float, lease_s: float, clock: Clock) -> None:
         self._run_dir = run_dir
-        self._lock = lock
+        self.lock = lock
         self._status_interval_s = status_interval_s
         self._renew_interval_s = lease_s / _RENEWALS_PER_LEASE
         self._clock = clock
@@ -34,12 +35,12 @@ class Pulse:
     def beat(self, crew: Crew | None, *, generation: int, attempt: int, step: int, num_restarts: int) -> None:
         """Look at the clock and write what is due. Raises PeerLost when the run was taken over."""
         now_s = self._clock.monotonic_s()
-        if now_s < min(self._renew_due_s, self._status_due_s):
+        if self.lock is None or now_s < min(self._renew_due_s, self._status_due_s):
             return
         try:
             if now_s >= self._renew_due_s:
                 self._renew_due_s = now_s + self._renew_interval_s
-                self._lock.renew(generation=generation)
+                self.lock.renew(generation=generation)
             if now_s >= self._status_due_s:
                 self._status_due_s = now_s + self._status_interval_s
                 write_live(self._run_dir, self._record(crew, generation, attempt, step, num_restarts))
