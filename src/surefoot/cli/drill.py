@@ -149,7 +149,7 @@ def _line(result: Result) -> str:
     again = result.recovery.get("training_again_s")
     parts = [
         f"{'ok  ' if result.ok else 'FAIL'}  {struck}at step {result.struck_step}: {seen}",
-        f"blamed {', '.join(str(rank) for rank in result.culprit['ranks']) or 'nobody'}" if result.culprit else "nobody blamed",
+        _blamed(result),
         f"{result.grade}, {result.action}",
         f"training again {again:g} s later" if again is not None else "",
         f"{result.steps_lost} steps lost" if result.steps_lost is not None else "",
@@ -157,3 +157,10 @@ def _line(result: Result) -> str:
         *result.problems,
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _blamed(result: Result) -> str:
+    told = result.culprit or {}
+    named = told.get("ranks") or told.get("candidates") or []
+    words = "blamed" if told.get("ranks") else "named"
+    return f"{words} {', '.join(str(rank) for rank in named)}" if named else "nobody blamed"

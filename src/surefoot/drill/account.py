@@ -79,7 +79,7 @@ def _culprit(incident: Json, lost: LedgerEntry | None) -> Json | None:
     told = incident.get("culprit")
     if isinstance(told, Mapping):
         ranks = told["ranks"] if "ranks" in told else [told["rank"]]
-        names = ("nodes", "cause", "confidence", "reason")
+        names = ("candidates", "nodes", "cause", "confidence", "reason")
         return {"ranks": list(ranks), **{name: told[name] for name in names if name in told}}
     rank = lost.fields.get("rank") if lost is not None else None
     return {"ranks": [rank]} if isinstance(rank, int) else None

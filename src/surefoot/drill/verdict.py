@@ -94,7 +94,9 @@ def is_right(expected: Expected, culprit: Mapping[str, Any] | None, *, rank: int
     ranks = set(culprit["ranks"]) if culprit is not None else set()
     if expected.blamed == "nobody":
         return not ranks
-    return ranks == {rank} if expected.blamed == "rank" else rank in ranks
+    if expected.blamed == "among":
+        return culprit is not None and rank in ranks | set(culprit.get("candidates", ()))
+    return ranks == {rank}
 
 
 def _of_detection(seen: Seen, bound_s: float) -> list[str]:

@@ -105,6 +105,8 @@ def test_what_is_to_stop_must_stop() -> None:
     stopped = replace(SEEN, action="stop", grade="deterministic", culprit={"ranks": [0, 1]})
     ended = Ended(exit_code=93, same_bits=None, steps_missing=0, samples_per_step=8)
     assert problems(MISMATCH, stopped, ended) == ()
+    assert problems(MISMATCH, replace(stopped, culprit={"ranks": [], "candidates": [0, 1]}), ended) == ()
+    assert "blamed []" in problems(MISMATCH, replace(stopped, culprit={"ranks": [], "candidates": [0]}), ended)[0]
     assert "blamed [0, 1]" in problems(TWICE, stopped, ended)[0]
     assert "wanted 93" in problems(MISMATCH, stopped, replace(ended, exit_code=1))[0]
 
