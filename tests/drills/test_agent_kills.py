@@ -32,7 +32,7 @@ def test_kill_a_rank(start_agent: StartAgent, is_alive: IsAlive) -> None:
     assert (lost.fields["rank"], lost.fields["signal"], lost.fields["exit_code"]) == (1, signal.SIGKILL, None)
     assert lost.step >= 5
     incident = json.loads((agent.run_dir / lost.fields["incident"]).read_text())
-    assert incident["culprit"]["rank"] == 1
+    assert incident["culprit"]["ranks"] == [1]
     assert [rank["alive"] for rank in incident["ranks"]] == [True, False]
     assert incident["ranks"][1]["last_beat"]["phase"] == "step"
     first, second = agent.entries("generation.started")
@@ -99,7 +99,7 @@ def test_a_nursery_that_is_late_was_not_killed_by_anybody(start_agent: StartAgen
     agent = start_agent(warm_s=1000, launch={"init_limit_s": 1.0, "no_progress_limit": 1})
     assert agent.wait() == 93
     assert [(lost.fields["signal"], lost.fields["incident"]) for lost in agent.entries("nursery.lost")] == [(None, None)] * 2
-    assert agent.error()["what"].startswith("the nursery was not ready within 1 s (step 0): no step")
+    assert agent.error()["what"].startswith("the nursery was not ready within 1 s (step not known): no step")
     assert agent.error()["hint"] == f"evidence: {agent.run_dir}/logs/nursery.log"
     assert "signal" not in (agent.run_dir / "agent.log").read_text()
 

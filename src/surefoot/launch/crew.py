@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from surefoot.coordinate.beats import BeatBoard
 from surefoot.core.clock import Clock
 from surefoot.core.records import Phase
+from surefoot.launch.host_facts import HostWatch
 from surefoot.launch.process import kill_group
 from surefoot.launch.wire import RankExit, Started
 
@@ -22,11 +23,13 @@ class Crew:
     has those there is `life_fd`, the read end of a pipe whose other end every rank holds and nobody writes: it ends with the last of them.
     """
 
-    def __init__(self, board: BeatBoard, *, life_fd: int, clock: Clock) -> None:
+    def __init__(self, board: BeatBoard, *, life_fd: int, clock: Clock, world_size: int | None = None) -> None:
         self.board = board
         self.generation = board.generation
         self.ranks = board.ranks
+        self.world_size = len(board.ranks) if world_size is None else world_size
         self.started_s = clock.monotonic_s()
+        self.host = HostWatch()
         self.exits: list[RankExit] = []
         self.pids: tuple[int, ...] = ()
         self._pidfds: tuple[int, ...] = ()
@@ -59,6 +62,10 @@ class Crew:
     def step(self) -> int:
         """The newest step that any rank has finished; 0 before the first beat."""
         return max(beat.step for beat in self.board.read_all())
+
+    def knows_its_step(self) -> bool:
+        """Whether any rank has told how far it is: before the state is restored a beat says 0, which is no step."""
+        return any(beat.restored for beat in self.board.read_all())
 
     def alive(self) -> list[int]:
         """Ranks whose process exists, by the kernel's word."""

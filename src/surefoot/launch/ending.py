@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from surefoot.coordinate.causes import DELIBERATE_CODES
+from surefoot.coordinate.culprit import SAME_MOMENT_S, Culprit
+from surefoot.coordinate.witness import Alarm
 from surefoot.core.errors import EXIT_DONE, EXIT_RETRY
 from surefoot.launch.wire import RankExit
 
-# What a rank says about the run by its exit code: no restart changes it.
-DELIBERATE_CODES = frozenset({2, 3, 4, 5, 6, 7, 93})
-
 # What a Leave can end with: agreed by the group, so every rank ends with it, and ledgered by rank 0.
 _AGREED_CODES = frozenset({EXIT_DONE, EXIT_RETRY, 6, 7, 93})
-
-# A rank that is killed closes its sockets before its parent can reap it, so an error exit of a peer may be reported this much earlier.
-_SAME_MOMENT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,7 @@ class Seen:
     leave_asked_s: float | None
     kill_asked: bool
     nursery_code: int | None = None
+    alarm: Alarm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,9 @@ class Ending:
     `in_good_order`: every rank ended by itself and ledgered what is to be said; else there are ranks to kill and a line to write.
     `nursery_code` is the own exit code of a nursery that was lost, negative for a signal; None when we ended it. `evidence` is the file
     that was written about this very ending, None while there is none.
+
+    `alarm` is what was raised about ranks that did not end; `verdict` who is to blame once the evidence is gathered, `detected_mono_s` the
+    moment when the ending was known.
     """
 
     kind: Literal["finished", "left", "failed"]
@@ -69,6 +70,9 @@ class Ending:
     in_good_order: bool = False
     nursery_code: int | None = None
     evidence: Path | None = None
+    alarm: Alarm | None = None
+    verdict: Culprit | None = None
+    detected_mono_s: float = 0.0
 
 
 def end_of(seen: Seen, limits: Limits) -> Ending | None:
@@ -84,6 +88,8 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
         how = how_it_ended("the nursery", seen.nursery_code) if seen.nursery_gone else "a rank is gone and the nursery does not report it"
         return _unless_leaving(Ending("failed", how, what="nursery", nursery_code=seen.nursery_code if seen.nursery_gone else None), seen)
+    if seen.alarm is not None:
+        return _unless_leaving(Ending("failed", seen.alarm.reason, what="rank", alarm=seen.alarm), seen)
     if seen.leave_asked_s is not None:
         if seen.now_s >= seen.leave_asked_s + limits.grace_s:
             return Ending("left", f"the ranks did not leave within {limits.grace_s:g} s of being asked and were killed")
@@ -103,7 +109,7 @@ def culprit(bad: Sequence[RankExit]) -> RankExit:
     accusers = [ended for ended in bad if ended.exit_code == EXIT_RETRY]
     others = [ended for ended in bad if ended.exit_code != EXIT_RETRY] or accusers
     first_s = min(ended.mono_s for ended in others)
-    together = [ended for ended in others if ended.mono_s <= first_s + _SAME_MOMENT_S]
+    together = [ended for ended in others if ended.mono_s <= first_s + SAME_MOMENT_S]
     return min(together, key=lambda ended: (ended.signal is None, ended.exit_code not in DELIBERATE_CODES, ended.mono_s))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.coordinate.culprit import Culprit, find_culprit
+from surefoot.coordinate.witness import Alarm, Witness
 from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.durable import write_atomic
@@ -20,7 +22,7 @@ def incident_path(run_dir: Path, generation: int) -> Path:
     return run_dir / "incidents" / f"g{generation}.json"
 
 
-def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, clock: Clock) -> Path:
+def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, witnesses: Sequence[Witness], clock: Clock) -> Path:
     """Who ended how, what each rank did last, and the last lines that each wrote. Takes milliseconds: the ranks wait for their end."""
     record = {
         "generation": crew.generation,
@@ -28,8 +30,12 @@ def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, clock: Clock) -
         "kind": ending.kind,
         "what": ending.what,
         "reason": ending.reason,
-        "culprit": ending.culprit,
+        "culprit": ending.verdict,
+        "alarm": ending.alarm,
+        "detected_mono_s": ending.detected_mono_s,
+        "collective": ending.verdict.collective if ending.verdict else None,
         "exits": crew.exits,
+        "witnesses": witnesses,
         "ranks": [_rank_record(run_dir, crew, rank, now_s=clock.monotonic_s()) for rank in crew.ranks],
         "nursery_lines": last_lines(nursery_log(run_dir), num_lines=10),
     }
@@ -37,6 +43,21 @@ def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, clock: Clock) -
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, strict_json.dumps(record, indent=2))
     return path
+
+
+def find_out(run_dir: Path, crew: Crew, ending: Ending, witnesses: Sequence[Witness], *, asked_to_leave: bool) -> Culprit | None:
+    """Who is to blame for an ending of ranks; None where it was the nursery's, a deadline's, or nobody's."""
+    if ending.what not in ("rank", "node"):
+        return None
+    alarm = ending.alarm or Alarm(
+        "node" if ending.what == "node" else "exit",
+        (ending.culprit.rank,) if ending.culprit else (),
+        ending.reason,
+        ending.detected_mono_s,
+    )
+    if ending.what == "node":
+        return None if ending.alarm is None else find_culprit(alarm, witnesses)
+    return find_culprit(alarm, witnesses, facts=crew.host.facts(asked_to_leave=asked_to_leave))
 
 
 def complaints(run_dir: Path, generation: int) -> dict[int, Mapping[str, Any]]:

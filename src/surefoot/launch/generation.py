@@ -11,16 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.coordinate.beats import BeatBoard, LeaveReason
+from surefoot.coordinate.witness import Alarm
 from surefoot.core.clock import Clock
 from surefoot.core.errors import SurefootError
 from surefoot.core.sections import LaunchSection, ObserveSection
 from surefoot.launch.crew import Crew
 from surefoot.launch.director import Berth
 from surefoot.launch.ending import Ending, Limits, Seen, end_of
-from surefoot.launch.evidence import complaints, write_incident
+from surefoot.launch.evidence import complaints, find_out, write_incident
 from surefoot.launch.logs import Echo, open_generation, rank_paths
+from surefoot.launch.lookout import Lookout
 from surefoot.launch.rendezvous import Meeting, rank_specs
 from surefoot.launch.slots import SlotMemory
+from surefoot.launch.testimony import gather_witnesses
 from surefoot.launch.trim import LogTrimmer
 from surefoot.launch.warm import WarmNursery
 from surefoot.launch.watch import Event, Forked, NurseryGone, Watch
@@ -50,7 +53,7 @@ def fork_ranks(post: Post, berth: Berth, *, job: str) -> Crew:
     open_generation(post.run_dir, generation, keep=post.observe.keep_generations)
     life_fd, ranks_life_fd = os.pipe2(os.O_CLOEXEC)
     board = BeatBoard.create(berth.num_local_ranks, first_rank=berth.first_rank, generation=generation, clock=post.clock)
-    crew = Crew(board, life_fd=life_fd, clock=post.clock)
+    crew = Crew(board, life_fd=life_fd, clock=post.clock, world_size=berth.world_size)
     with berth.listener or contextlib.nullcontext(), os.fdopen(ranks_life_fd, "wb") as ranks_life:
         meeting = Meeting(
             job,
@@ -79,20 +82,29 @@ def fork_ranks(post: Post, berth: Berth, *, job: str) -> Crew:
     return crew
 
 
-def follow(post: Post, crew: Crew, *, called_off: Callable[[], str | None]) -> Ending:
-    """Watch until the generation is over, by itself or by a decision, this machine's or (`called_off`) another's; nothing is killed yet."""
+def follow(
+    post: Post, crew: Crew, *, called_off: Callable[[], str | None], asked_to_leave: Callable[[], str | None] = lambda: None
+) -> Ending:
+    """Watch until the generation is over, by itself or by a decision, this machine's or (`called_off`) another's; nothing is killed yet.
+    Ranks that are `asked_to_leave` by another machine save and leave in good order; how long they may take is for that one to say."""
     launch = post.launch
     limits = Limits(init_s=launch.init_limit_s, grace_s=launch.grace_s, end_s=launch.end_limit_s, settle_s=launch.settle_s)
+    lookout = Lookout(crew, run_dir=post.run_dir, launch=launch, clock=post.clock)
+    post.echo.say(lookout.worst_case())
     while True:
         for event in post.watch.events(post.nursery.link):
             _take(post, crew, event)
         if post.watch.asked and not crew.board.leave_requested:
             _ask_to_leave(post, crew)
-        ending = end_of(_seen(post, crew), limits)
+        if not crew.board.leave_requested and (reason := asked_to_leave()) is not None:
+            crew.board.request_leave(LeaveReason.OPERATOR)
+            post.echo.say(f"generation {crew.generation} leaves at its next step: {reason}")
+        ending = end_of(_seen(post, crew, lookout.look()), limits)
+        if ending is None and (reason := called_off()) is not None:
+            ending = Ending("failed", reason, what="node")
         if ending is not None:
-            return ending
-        if (reason := called_off()) is not None:
-            return Ending("failed", reason, what="node")
+            lookout.keep()
+            return replace(ending, detected_mono_s=post.clock.monotonic_s())
 
 
 def put_down(post: Post, crew: Crew, ending: Ending) -> Ending:
@@ -101,8 +113,11 @@ def put_down(post: Post, crew: Crew, ending: Ending) -> Ending:
     Raises SurefootError when one does not die: starting others beside it could have two of them write.
     """
     post.echo.catch_up()
+    limit_s = 0.0 if post.watch.kill_asked else post.launch.testimony_limit_s
+    witnesses = gather_witnesses(crew, post.run_dir, limit_s=limit_s, clock=post.clock)
+    ending = replace(ending, verdict=find_out(post.run_dir, crew, ending, witnesses, asked_to_leave=bool(post.watch.asked)))
     try:
-        ending = replace(ending, evidence=write_incident(post.run_dir, crew, ending, clock=post.clock))
+        ending = replace(ending, evidence=write_incident(post.run_dir, crew, ending, witnesses=witnesses, clock=post.clock))
     except OSError as error:
         logger.warning("the evidence about generation %d could not be written: %s", crew.generation, error)
     if not crew.pids:
@@ -147,7 +162,7 @@ def _ask_to_leave(post: Post, crew: Crew) -> None:
     )
 
 
-def _seen(post: Post, crew: Crew) -> Seen:
+def _seen(post: Post, crew: Crew, alarm: Alarm | None) -> Seen:
     return Seen(
         now_s=post.clock.monotonic_s(),
         ranks=tuple(crew.ranks),
@@ -160,4 +175,5 @@ def _seen(post: Post, crew: Crew) -> Seen:
         nursery_silent_s=crew.nursery_silent_s(),
         leave_asked_s=post.watch.asked_s,
         kill_asked=post.watch.kill_asked,
+        alarm=alarm,
     )

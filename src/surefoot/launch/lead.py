@@ -28,7 +28,6 @@ class Lead:
         self.job = job
         self._ledger = ledger
         self._take = take
-        self._is_ours = False
         self._waiting: list[tuple[Event, Mapping[str, object]]] = []
 
     @classmethod
@@ -47,7 +46,7 @@ class Lead:
             self.close()
             self._waiting.clear()
         elif self._take is not None and self.lock is None:
-            self.lock, self._is_ours = self._take(berth), True
+            self.lock = self._take(berth)
             if (taken := self.lock.taken_over) is not None:
                 note_take_over(self._ledger, read_ledger(self._ledger.path), reason=taken.reason, former=taken.former)
             waiting, self._waiting = self._waiting, []
@@ -65,6 +64,5 @@ class Lead:
     def close(self) -> None:
         """Give a lock back that was taken here; one that the caller holds is the caller's."""
         lock, self.lock = self.lock, None
-        if lock is not None and (self._is_ours or self._take is not None):
+        if lock is not None and self._take is not None and lock.is_ours():  # on another machine's berth it may have been taken
             lock.release()
-        self._is_ours = False

@@ -14,7 +14,7 @@ from surefoot.core.errors import Incompatible, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.holder import LockRecord, seconds_between
 from surefoot.core.records import CheckpointRef, LedgerEntry, Phase, Rung
-from surefoot.observe.halts import standing_halt
+from surefoot.observe.halts import is_hold, standing_halt
 from surefoot.observe.ledger import LEDGER_NAME, manifest_positions, read_ledger, what_is_missing
 from surefoot.observe.lineage import Lineage, fold_lineage
 from surefoot.observe.live import LiveRecord, is_held, read_live, read_lock
@@ -70,7 +70,7 @@ def status_of(run_dir: Path, *, clock: Clock | None = None) -> dict[str, Any]:
         "goodput": None,
         "mfu": _mfu(seen.rows, row),
         "eta_s": _eta_s(seen, step=step),
-        "last_exercised": None,
+        "last_exercised": _last_exercised(seen.entries),
         "prover": _prover(standing),
         "halted": _halted(seen.entries),
         "next_start": _next_start(seen),
@@ -189,9 +189,15 @@ def _halted(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
     last = standing_halt(entries)
     if last is None:
         return None
-    state = "halted" if last.event == Event.RUN_HALTED else "paused"
+    state = "held" if is_hold(last) else "halted" if last.event == Event.RUN_HALTED else "paused"
     told = {"state": state, "step": last.step, "rule": last.rule, "by": str(last.fields.get("by") or ""), "reason": last.reason}
     return {**told, "time_utc": last.time_utc}
+
+
+def _last_exercised(entries: Sequence[LedgerEntry]) -> dict[str, str] | None:
+    """When each path of recovery was last rehearsed with success, by drill; null when none was."""
+    rehearsed = {entry.rule: entry.time_utc for entry in entries if entry.event == Event.DRILL_ENDED and entry.fields.get("ok")}
+    return rehearsed or None
 
 
 def _next_start(seen: _Evidence) -> dict[str, Any] | None:

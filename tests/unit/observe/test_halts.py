@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.core.errors import TrainingHalted
+from surefoot.core.errors import Held, TrainingHalted
 from surefoot.core.events import Event
 from surefoot.core.records import LedgerEntry
 from surefoot.observe.halts import refuse_halted, refuse_stopped, standing_halt
@@ -59,3 +59,11 @@ def test_an_order_to_go_back_is_the_wish_of_the_next_start_until_it_was_met() ->
     for met in (Event.ATTEMPT_STARTED, Event.RUN_ROLLED_BACK):
         assert open_wish(entries(order, (met, {}))) is None
     assert open_wish(entries((Event.ORDER_TAKEN, {"verb": "save", "checkpoint": "s4-a1"}))) is None
+
+
+def test_a_hold_lasts_until_a_person_releases_it() -> None:
+    held: Line = (Event.RESTART_DECIDED, {"kind": "stop", "exit_code": 7})
+    with pytest.raises(Held, match="held at step 7 after a large-scale fault: because"):
+        refuse_halted(entries(held))
+    refuse_halted(entries(held, (Event.RUN_RELEASED, {})))
+    refuse_halted(entries((Event.RESTART_DECIDED, {"kind": "stop", "exit_code": 93}), (Event.RESTART_DECIDED, {"kind": "restart"})))
