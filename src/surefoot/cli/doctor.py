@@ -58,17 +58,30 @@ class Check:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all checks.")] = False,
     alerts: Annotated[Path | None, typer.Option("--alerts", metavar="FILE|RUN", help="Only send a test alert to all it names.")] = None,
+    node: Annotated[bool, typer.Option("--node", help="Only probe this node: accelerators, fabric, memory, disk, computing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With --node: only the probes that disturb nobody who trains here.")] = False,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="With --node: where saves go to.")] = Path(),
 ) -> None:
     """Check that this machine can train, and say what to mend. Ends with 1 when it cannot.
 
     --alerts sends one test alert to each place that [alerts] of a config or run names, and says which of them took it.
+
+    --node runs the probes, each in a process of its own: one that does not answer is killed, and said to hang. Nothing should train
+    there meanwhile, unless it is --quick.
 
     \b
     Examples:
       surefoot doctor
       surefoot doctor --json
       surefoot doctor --alerts run.toml
+      surefoot doctor --node
+      surefoot doctor --node --quick --json
     """
+    if node:
+        from surefoot.cli.doctor_node import probe_node
+
+        probe_node(folder, quick=quick, as_json=as_json)
+        return
     checks = [*_alerts(alerts)] if alerts else [*_interpreter(os.environ), *_torch(), *_machine(Path.cwd()), *_extras()]
     failed = [check for check in checks if check.status == "fail"]
     if as_json:
