@@ -8,7 +8,7 @@ the library, and no rank. Where evidence ties nobody is blamed and the candidate
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ from surefoot.coordinate.accounts import (
     signature_of,
     stack_fingerprint,
     state_of,
+    waiting_in,
     while_waiting,
 )
 from surefoot.coordinate.causes import DELIBERATE_CODES, Cause, HostFacts, cause_of, cause_of_alarm, is_peer_error
@@ -134,22 +135,29 @@ def _mismatch(seen: Mapping[int, Witness]) -> Culprit | None:
             sides.setdefault(signature_of(state), []).append(rank)
         if len(sides) < 2:
             continue
-        ordered = sorted(sides.values(), key=lambda ranks: (len(ranks), ranks))
-        blamed = ordered[0] if len(ordered[0]) < len(ordered[1]) else [rank for side in ordered for rank in side]
-        told = " while ".join(f"{named(seen, side)} called {operation_text(waiting[side[0]])}" for side in ordered)
-        return Culprit(
-            tuple(sorted(blamed)),
-            Cause.MISMATCHED_COLLECTIVE,
-            "likely" if len(blamed) < len(waiting) else "inconclusive",
-            f"mismatched collective {top} of group {name}: {told}",
-            candidates=tuple(sorted(set(waiting) - set(blamed))),
-            nodes=nodes_of(seen, blamed),
-            collective=waiting[ordered[-1][0]],
-            evidence=evidence_lines(seen.values()),
-            alternatives=("the larger side may be the wrong one: see the stacks of both",),
-            fingerprint=f"mismatched {' against '.join(sorted({state.operation for state in waiting.values()}))}",
-        )
+        told = {rank: operation_text(state) for rank, state in waiting.items()}
+        return _two_sides(seen, sides.values(), told, f"mismatched collective {top} of group {name}", waiting)
     return None
+
+
+def _two_sides(
+    seen: Mapping[int, Witness], sides: Iterable[list[int]], told: Mapping[int, str], what: str, waiting: Mapping[int, GroupState]
+) -> Culprit:
+    """Nobody knows from outside which side is wrong, but one rank that does what no other does is the likelier one."""
+    ordered = sorted(sides, key=lambda ranks: (len(ranks), ranks))
+    blamed = ordered[0] if len(ordered[0]) < len(ordered[1]) else [rank for side in ordered for rank in side]
+    return Culprit(
+        tuple(sorted(blamed)),
+        Cause.MISMATCHED_COLLECTIVE,
+        "likely" if len(blamed) < len(waiting) else "inconclusive",
+        f"{what}: {' while '.join(f'{named(seen, side)} called {told[side[0]]}' for side in ordered)}",
+        candidates=tuple(sorted(set(waiting) - set(blamed))),
+        nodes=nodes_of(seen, blamed),
+        collective=waiting[ordered[-1][0]],
+        evidence=evidence_lines(seen.values()),
+        alternatives=("the larger side may be the wrong one: see the stacks of both",),
+        fingerprint=f"mismatched {' against '.join(sorted({state.operation for state in waiting.values()}))}",
+    )
 
 
 def _waited_for(alarm: Alarm, seen: Mapping[int, Witness]) -> Culprit | None:
@@ -161,16 +169,7 @@ def _waited_for(alarm: Alarm, seen: Mapping[int, Witness]) -> Culprit | None:
     sinks = tuple(sorted(rank for rank in awaited if not waits.get(rank)))
     collective = pending_collective(witness for rank, witness in seen.items() if waits[rank])
     if not sinks:
-        ranks = tuple(sorted(awaited))
-        return Culprit(
-            (),
-            Cause.MISMATCHED_COLLECTIVE,
-            "inconclusive",
-            f"{named(seen, ranks)} wait for each other in different groups: their collectives are not in one order",
-            candidates=ranks,
-            collective=collective,
-            evidence=evidence_lines(seen.values()),
-        )
+        return _circle(seen, sorted(awaited))
     left = have_ended(seen, sinks)
     told = left or all(seen[rank].groups is not None for rank in sinks)  # else it is only silent, which a full machine can do to it
     what = f"{'is' if len(sinks) == 1 else 'are'} {'gone' if left else 'missing'}"
@@ -186,6 +185,16 @@ def _waited_for(alarm: Alarm, seen: Mapping[int, Witness]) -> Culprit | None:
         alternatives=tuple(f"rank {rank} did not answer" for rank in sinks if rank in seen and seen[rank].groups is None),
         fingerprint=stack_fingerprint(seen, sinks),
     )
+
+
+def _circle(seen: Mapping[int, Witness], ranks: Sequence[int]) -> Culprit:
+    """Ranks that wait for each other in several groups: they do not call their collectives in one order."""
+    waiting = {rank: waiting_in(seen[rank])[-1] for rank in ranks}
+    sides: dict[tuple[str, str], list[int]] = {}
+    for rank, state in waiting.items():
+        sides.setdefault((state.name, state.operation), []).append(rank)
+    told = {rank: collective_text(state) for rank, state in waiting.items()}
+    return _two_sides(seen, sides.values(), told, "mismatched collectives", waiting)
 
 
 def _all_wait(seen: Mapping[int, Witness]) -> Culprit | None:

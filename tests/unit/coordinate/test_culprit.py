@@ -91,11 +91,14 @@ def test_waits_are_followed_through_groups_to_the_one_that_waits_for_nobody() ->
     assert all(find_culprit(SILENT, order).ranks == (2,) for order in itertools.permutations(chain))
 
 
-def test_a_circle_of_waits_blames_nobody() -> None:
+def test_a_circle_of_waits_is_a_mismatch_across_groups() -> None:
     left, right = replace(WAITS, name="left"), replace(WAITS, name="right")
     found = find_culprit(SILENT, [rank(0, left, replace(DONE, name="right")), rank(1, right, replace(DONE, name="left"))])
-    assert (found.ranks, found.candidates, found.cause) == ((), (0, 1), Cause.MISMATCHED_COLLECTIVE)
-    assert found.confidence == "inconclusive"
+    assert (found.ranks, found.cause, found.confidence) == ((0, 1), Cause.MISMATCHED_COLLECTIVE, "inconclusive")
+    assert "rank 0 on node0 called gloo:all_reduce (group left, number 8) while rank 1 on node1 called" in found.reason
+    third = rank(2, right, replace(DONE, name="left"))
+    odd = find_culprit(SILENT, [rank(0, left, replace(DONE, name="right")), rank(1, right, replace(DONE, name="left")), third])
+    assert (odd.ranks, odd.candidates, odd.confidence) == ((0,), (1, 2), "likely")
 
 
 def test_another_operation_under_the_same_number_is_a_mismatch() -> None:
