@@ -84,7 +84,7 @@ def train_on_nodes(
         return _supervise(config, run_dir, plan=plan, me=me, job=job, lock=lock, keeper=keeper, entry=entry, warm=warm, clock=clock,
                           aides=agent_aides())  # fmt: skip
     finally:
-        if lock is not None and _holds(lock):
+        if lock is not None and lock.is_ours():
             lock.release()
 
 
@@ -154,14 +154,6 @@ def _job_of(run_dir: Path) -> str:
     except OSError:
         record = None
     return record.job if record is not None else uuid.uuid4().hex[:12]
-
-
-def _holds(lock: RunLock) -> bool:
-    try:
-        record = parse_lock(lock.path.read_bytes())
-    except OSError:
-        return False
-    return record is not None and (record.job, record.holder) == (lock.record.job, lock.record.holder)
 
 
 def _settings(config: RunConfig, run_dir: Path, *, plan: NodePlan, me: NodeIdentity, job: str) -> CoordinatorSettings:

@@ -152,6 +152,10 @@ class RunLock:
             )
         self.record, self._renewed_s = renewed, now_s
 
+    def is_ours(self) -> bool:
+        """Whether it still says so; it can be taken at any moment."""
+        return _read(self.path) == _content(self.record)
+
     def release(self) -> None:
         """Give the run free. A lock that is no longer ours is left alone; one that cannot be removed is taken over once we are gone."""
         try:

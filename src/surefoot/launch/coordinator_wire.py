@@ -15,11 +15,11 @@ coordinator -> node   welcome  {run, epoch, beat_s, suspect_s, dead_s}  after a 
                       berth    {...}                                the place in a generation: start ranks
                       seated   {node, state, reason}                no place for now, and why
                       stop     {node, generation, reason, in_order} end those ranks: at a step boundary when `in_order`, else at once
-                      instruct {node, generation, kind, ...}        after `ended`: be `ready` again in wait_s, or stop with exit_code
+                      instruct {node, generation, action, ...}      after `ended`: be `ready` again in wait_s, or stop with exit_code
                       refused  {node, generation, reason}           said too late, or of an older generation: kill those ranks
 
-A node kills its own ranks when `dead_s` have passed since the `sent_s` of the last beat of its own that was `heard`. The coordinator counts
-from when it received that beat, which is later: so no rank of a node that it takes for dead is left. It never compares two clocks.
+A node kills its own ranks when nine tenths of `dead_s` have passed since the `sent_s` of the last beat of its own that was `heard`. The
+coordinator counts from when it received that beat, which is later: so no rank of a node that it takes for dead is left. It never compares two clocks.
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Instruct:
-    """The fields of `records.Instruction`, for the generation that ended."""
+    """The fields of `records.Instruction`, whose kind is the `action`, for the generation that ended."""
 
     node: str
     generation: int
-    kind: Literal["restart", "stop"]
+    action: Literal["restart", "stop"]
     reason: str
     grade: str
     exit_code: int = 0
@@ -201,7 +201,7 @@ _NAMES: Mapping[type[Any], str] = {kind: name for name, kind in _KINDS.items()}
 
 def encode(message: Message) -> bytes:
     """One line. Raises ValueError when it is longer than MAX_LINE_BYTES."""
-    line = strict_json.dumps({"kind": _NAMES[type(message)], **asdict(message)}).encode() + b"\n"
+    line = strict_json.dumps({**asdict(message), "kind": _NAMES[type(message)]}).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"a {_NAMES[type(message)]} of {len(line)} bytes: the limit is {MAX_LINE_BYTES}")
     return line

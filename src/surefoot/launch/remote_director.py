@@ -87,7 +87,7 @@ class RemoteDirector:
                     if leads:
                         stack.pop_all()  # whoever takes the berth closes it
                     return self._berth(word, listener if leads else None)
-                if isinstance(word, Instruct) and word.kind == "stop" and word.generation >= self._generation:
+                if isinstance(word, Instruct) and word.action == "stop" and word.generation >= self._generation:
                     self._over = _instruction(word)
                     return None
                 self._note(word)
@@ -194,7 +194,7 @@ class RemoteDirector:
 
 def _instruction(word: Instruct) -> Instruction:
     """The wait before a restart is the coordinator's: no berth is given before it is over."""
-    return Instruction(word.kind, word.reason, Grade(word.grade), exit_code=word.exit_code)
+    return Instruction(word.action, word.reason, Grade(word.grade), exit_code=word.exit_code)
 
 
 def _as_json(fault: Fault) -> dict[str, object]:
