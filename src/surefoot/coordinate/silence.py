@@ -13,11 +13,22 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """`look_s` is how often `look` is called when all is well; a longer gap is a pause of our own."""
+    """`look_s` is how often `look` is called when all is well; a longer gap is a pause of our own.
+
+    A node kills its ranks at `fence_s`, which is before it lapses at `lapse_s`, which is so early that all know by `dead_s`.
+    """
 
     suspect_s: float = 3.0
     dead_s: float = 5.0
     look_s: float = 0.1
+
+    @property
+    def lapse_s(self) -> float:
+        return self.dead_s - min(2 * self.look_s, 0.05 * self.dead_s)
+
+    @property
+    def fence_s(self) -> float:
+        return 0.9 * self.dead_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +65,10 @@ def look(
             changes.append(SilenceChange(node, "back", now_s - times_s[node], "heard again"))
     for node, time_s in list(times_s.items()):
         silent_s = now_s - time_s
-        if silent_s >= limits.dead_s:
+        if silent_s >= limits.lapse_s:
             del times_s[node]
             suspects.discard(node)
-            changes.append(SilenceChange(node, "lapsed", silent_s, f"not heard for {silent_s:.1f} s, the limit is {limits.dead_s:g} s"))
+            changes.append(SilenceChange(node, "lapsed", silent_s, f"not heard for {silent_s:.1f} s, the limit is {limits.lapse_s:g} s"))
         elif silent_s >= limits.suspect_s and node not in suspects:
             suspects.add(node)
             changes.append(SilenceChange(node, "suspect", silent_s, f"not heard for {silent_s:.1f} s"))

@@ -1,6 +1,6 @@
 """A node's end of the wire: beats from a thread of its own, so that a long look at a disk is no silence, and the node's own fence.
 
-The thread beats, reconnects, and kills the ranks of this node once `dead_s` have passed since the newest beat of ours that was heard. It
+The thread beats, reconnects, and kills the ranks of this node once nine tenths of `dead_s` have passed since the newest beat that was heard. It
 needs nobody for that: a node that is cut off cannot ask. What the coordinator says is queued for the agent's one thread.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from surefoot.coordinate.silence import SilenceLimits
 from surefoot.core.clock import Clock
 from surefoot.core.sections import LaunchSection
 from surefoot.launch.coordinator_wire import (
@@ -62,6 +63,7 @@ class NodeLink:
         self._running: Running | None = None
         self._ready: Ready | None = None
         self._fenced = ""
+        self._fence_s = SilenceLimits(dead_s=limits.dead_s).fence_s
         self._heard_s = clock.monotonic_s()
         self._connected = False
         self._lost_s = self._connected_s = self._heard_s
@@ -208,9 +210,9 @@ class NodeLink:
     def _fence_if_due(self) -> None:
         with self._guard:
             running, silent_s = self._running, self._clock.monotonic_s() - self._heard_s
-            if running is None or self._fenced or silent_s <= self._limits.dead_s:
+            if running is None or self._fenced or silent_s <= self._fence_s:
                 return
-            self._fenced = f"not heard by the coordinator for {silent_s:.1f} s, the limit is {self._limits.dead_s:g} s"
+            self._fenced = f"not heard by the coordinator for {silent_s:.1f} s, the limit is {self._fence_s:g} s"
             running.kill()  # within: nobody lets go of these ranks meanwhile
         logger.warning("generation %d: %s: this node has killed its own ranks", running.generation, self._fenced)
 

@@ -96,7 +96,7 @@ class SimulatedNode:
 class SimulatedJob:
     """Coordinator, leases and nodes in one loop of ticks. `node_fence_s`, `tamper` and `impatient` are how tests seed a bug."""
 
-    def __init__(self, names: Iterable[str], *, limits: MemberLimits = LIMITS, node_fence_s: float = LEASES.dead_s) -> None:
+    def __init__(self, names: Iterable[str], *, limits: MemberLimits = LIMITS, node_fence_s: float = LEASES.fence_s) -> None:
         self.nodes = {name: SimulatedNode(name) for name in names}
         self.steps = Steps(Membership(limits))
         self.silence = Silence()

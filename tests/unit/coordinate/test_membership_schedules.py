@@ -98,7 +98,7 @@ def check_replay(job: SimulatedJob) -> None:
     assert decisions == job.steps.decisions
 
 
-def num_caught(*, node_fence_s: float = 5.0, impatient: bool = False, doubled: bool = False) -> int:
+def num_caught(*, node_fence_s: float = 4.5, impatient: bool = False, doubled: bool = False) -> int:
     """In how many of the schedules a seeded bug is seen."""
 
     def double(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
