@@ -14,7 +14,7 @@ NEVER_AGAIN: Final = (1, 2, 3, 4, 5, 6, 7, 93)
 """Exit codes that no scheduler may start again: defects, bad input, what a person must look at, and what fails the same way twice."""
 AGAIN: Final = EXIT_RETRY
 _EARLY_S: Final = 60  # Slurm may deliver a signal before the end of a job this much early
-_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
+_TIME = re.compile(r"(\d+-)?\d{1,6}(:\d{2}){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
