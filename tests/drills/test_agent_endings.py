@@ -52,7 +52,7 @@ def test_a_rank_that_hangs_after_the_last_step_is_restarted(start_agent: StartAg
     agent = start_agent(num_steps=5, faults={"1": {"1": "endless"}}, launch={"end_limit_s": 1.0})
     assert agent.wait() == 0
     (lost,) = agent.entries("rank.lost")
-    assert lost.reason == "rank 0 is done, but 1 s later not rank 1"
+    assert lost.reason.startswith("rank 0 is done, but 1 s later not rank 1")
     assert len(agent.entries("generation.started")) == 2
 
 

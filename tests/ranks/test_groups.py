@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from surefoot.core.errors import PeerLost
 from surefoot.core.sections import LaunchSection, ModelSection, ParallelSection
 from surefoot.model.loss import loss_of
 from surefoot.tensors.batch import Batch
-from surefoot.tensors.flight import MAX_COLLECTIVES, evidence_path, keep_evidence_at, last_collectives
+from surefoot.tensors.flight import MAX_COLLECTIVES, evidence_path, group_states, keep_evidence_at, last_collectives
 from surefoot.tensors.process_group import connected
-from surefoot.tensors.world import World, gather_words, join_world, reduce_sum
+from surefoot.tensors.world import Exchanges, World, gather_json, gather_words, join_world, reduce_sum
 from tests.ranks.cutting import cut_model
 
 RunRanks = Callable[..., list[Any]]
@@ -83,3 +84,31 @@ def test_a_collective_that_fails_leaves_what_was_under_way_by_name(run_ranks: Ru
     assert told["newest_seq_by_group"]["surefoot:loop"] == MAX_COLLECTIVES + 6
     assert len(told["collectives"]) == MAX_COLLECTIVES
     assert path.stat().st_size < 400 * MAX_COLLECTIVES
+
+
+def count_apart(*, rank: int, world_size: int) -> list[dict[str, object]]:
+    """Three sums and one send in the same group; the marks that the exchange of the loop leaves."""
+    world = join_world(device=CPU, collective_limit_s=30.0)
+    assert world.size == world_size
+    entered: list[str] = []
+    Exchanges.tell = entered.append
+    gather_words(world, torch.ones(1, dtype=torch.int64))
+    gather_json(world, rank)
+    with ThreadPoolExecutor(1) as pool:  # not the thread that has to move
+        pool.submit(gather_json, world, rank).result()
+    Exchanges.tell = None
+    assert entered == ["loop", "", "save", ""]
+    for _ in range(2):
+        reduce_sum(world, torch.ones(1))
+    if rank == 0:
+        dist.send(torch.ones(1), 1, group=world.loop_group)
+    else:
+        dist.recv(torch.ones(1), 0, group=world.loop_group)
+    return [state for state in group_states() if state["name"] == "surefoot:loop"]
+
+
+def test_collectives_and_sends_of_a_group_count_apart(run_ranks: RunRanks) -> None:
+    for states in run_ranks(count_apart, 2):
+        told = {(state["is_p2p"], state["last_enqueued"], state["last_completed"], state["operation"].split(":")[1]) for state in states}
+        assert {entry for entry in told if not entry[0]} == {(False, 3, 3, "all_reduce")}
+        assert [entry[1] for entry in told if entry[0]] == [1]

@@ -97,7 +97,7 @@ def configured_limits(launch: LaunchSection) -> PhaseLimits:
         step_s=launch.step_limit_s,
         evaluate_s=launch.evaluate_limit_s,
         save_s=launch.save_limit_s,
-        end_s=launch.end_limit_s,
+        end_s=2 * launch.end_limit_s,  # from the first rank that is done the others have that time once; this is for when none is
     )
 
 

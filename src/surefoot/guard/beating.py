@@ -10,7 +10,7 @@ from surefoot.core.records import Phase
 from surefoot.tensors.world import Exchanges
 
 
-class _Watched:
+class Watched:
     """A process is one rank of one generation, so it has one slot."""
 
     slot: BeatSlot | None = None
@@ -18,20 +18,20 @@ class _Watched:
 
 def be_watched(slot: BeatSlot) -> None:
     """Local. From now on micro-steps, phases and the exchanges of the main thread are beats in `slot`."""
-    _Watched.slot = slot
+    Watched.slot = slot
     Exchanges.tell = slot.enter
 
 
 def beat_micro_step(micro_step: int) -> None:
     """Local. One begins; below a microsecond."""
-    if _Watched.slot is not None:
-        _Watched.slot.beat(micro_step=micro_step)
+    if Watched.slot is not None:
+        Watched.slot.beat(micro_step=micro_step)
 
 
 @contextmanager
 def in_phase(phase: Phase) -> Iterator[None]:
     """Local. What is done meanwhile may take as long as that phase; then the former one goes on."""
-    slot = _Watched.slot
+    slot = Watched.slot
     if slot is None:
         yield
         return

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.25
 
 
-class _Started:
+class Answering:
     """A process is one rank of one generation, so one thread is enough."""
 
     thread: threading.Thread | None = None
@@ -29,11 +29,11 @@ def testify(board: BeatBoard, path: Path) -> None:
 
     Call it in the rank, never before the fork. A second call does nothing.
     """
-    if _Started.thread is not None:
+    if Answering.thread is not None:
         return
     _answer(path, call=0)
-    _Started.thread = threading.Thread(target=_serve, args=(board, path), name="testimony", daemon=True)
-    _Started.thread.start()
+    Answering.thread = threading.Thread(target=_serve, args=(board, path), name="testimony", daemon=True)
+    Answering.thread.start()
 
 
 def testify_to_agent() -> None:

@@ -48,6 +48,27 @@ def test_what_a_beat_does_not_name_stays(board: BeatBoard, clock: ManualClock) -
     assert (beat.phase, beat.step, beat.micro_step, beat.restored, beat.num_beats, beat.mono_s) == (Phase.SAVE, 5, 3, True, 2, 101.0)
 
 
+def test_an_exchange_is_entered_and_left(board: BeatBoard) -> None:
+    slot = board.slot(2)
+    slot.beat(phase=Phase.STEP, step=3, warm=True)
+    slot.enter("loop")
+    inside = board.read(2)
+    slot.enter("")
+    outside = board.read(2)
+    assert (inside.group, inside.collective_seq, inside.warm, inside.step) == ("loop", 1, True, 3)
+    assert (outside.group, outside.collective_seq, outside.num_beats) == ("", 1, 3)
+
+
+def test_calls_for_testimony_are_numbered(board: BeatBoard) -> None:
+    other = BeatBoard.attach(os.dup(board.fd))
+    assert other.testimony_call == 0
+    assert [board.call_for_testimony(), board.call_for_testimony()] == [1, 2]
+    assert other.testimony_call == 2
+    assert not other.leave_requested
+    assert other.ranks == board.ranks
+    other.close()
+
+
 def test_the_request_to_leave_keeps_its_first_reason(board: BeatBoard) -> None:
     assert not board.leave_requested
     board.request_leave(LeaveReason.PREEMPTED)
