@@ -19,7 +19,8 @@ coordinator -> node   welcome  {run, epoch, beat_s, suspect_s, dead_s}  after a 
                       refused  {node, generation, reason}           said too late, or of an older generation: kill those ranks
 
 A node kills its own ranks when nine tenths of `dead_s` have passed since the `sent_s` of the last beat of its own that was `heard`. The
-coordinator counts from when it received that beat, which is later: so no rank of a node that it takes for dead is left. It never compares two clocks.
+coordinator counts from when it received that beat, which is later: so no rank of a node that it takes for dead
+is left. It never compares two clocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A node's end of the wire: beats from a thread of its own, so that a long look at a disk is no silence, and the node's own fence.
 
-The thread beats, reconnects, and kills the ranks of this node once nine tenths of `dead_s` have passed since the newest beat that was heard. It
+The thread beats, reconnects, and kills this node's ranks once nine tenths of `dead_s` have passed since the newest beat that was heard. It
 needs nobody for that: a node that is cut off cannot ask. What the coordinator says is queued for the agent's one thread.
 """
 
