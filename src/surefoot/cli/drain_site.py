@@ -41,7 +41,8 @@ def isolate_node(run_dir: Path, node: str, *, cause: str, confirmed: bool) -> To
     past = [Past(each.node, each.age_s, each.is_out) for each in past_isolations(entries, now_utc=clock.utc())]
     wish = Wish(node, "by-hand", cause or "asked for by a person", grade="planned")
     caps = IsolationCaps("auto" if confirmed else "dry_run", limits.isolation_max_nodes, 1.0, min_nodes=0)
-    decision = decide_isolation(wish, fleet=(node,), past=past, caps=caps)
+    fleet = tuple(dict.fromkeys((node, *(each.node for each in past))))
+    decision = decide_isolation(wish, fleet=fleet, past=past, caps=caps)
     if decision.kind == "refuse":
         raise ConfigError(decision.reason, where=node, hint="launch.isolation_max_nodes is the cap; by hand: the site's own command")
     backends = _backends(run_dir, limits, clock=clock)

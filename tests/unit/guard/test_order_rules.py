@@ -118,3 +118,17 @@ def test_what_cannot_be_left_out_is_refused_before_anything_is_done(blocks: obje
 def test_an_answer_is_known_by_id_whatever_it_was() -> None:
     told = [entry(1, Event.ORDER_TAKEN, {"id": "a"}), entry(2, Event.ORDER_REFUSED, {"id": "b"}), entry(3, Event.BLOCK_TAKEN, {"id": "c"})]
     assert answered(told) == {"a", "b"}
+
+
+def test_a_node_is_drained_where_others_are_left() -> None:
+    two = entry(9, Event.GENERATION_STARTED, {"world_size": 4, "num_nodes": 2})
+    one = entry(10, Event.GENERATION_STARTED, {"world_size": 2, "num_nodes": 1})
+    assert ask("drain", more=[two], node="n1") == {"node": "n1"}
+    assert refused(ask("drain", more=[two, one], node="n1"), "nothing would be left")
+    assert refused(ask("drain", node="n1"), "nothing would be left")
+
+
+@pytest.mark.parametrize("node", [None, "", 7, "a\nb", "x" * 254])
+def test_what_is_no_name_of_a_node_is_refused(node: object) -> None:
+    two = entry(9, Event.GENERATION_STARTED, {"world_size": 4, "num_nodes": 2})
+    assert refused(ask("drain", more=[two], node=node), "is no name of a node")

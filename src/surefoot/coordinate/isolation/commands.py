@@ -35,7 +35,7 @@ class Answer:
     def why(self) -> str:
         """Why it is not good, in one line."""
         how = f"exit {self.exit_code}" if self.exit_code is not None else "no answer"
-        return f"`{self.command}`: {how}: {' '.join(self.error.split())[:300]}"
+        return f"`{self.command}`: {how}: {' '.join((self.error or self.output).split())[:300]}"
 
 
 def ask_site(argv: Sequence[str], *, limit_s: float) -> Answer:
