@@ -74,9 +74,9 @@ def why_stale(state: Membership, node: str, *, generation: int) -> str | None:
     """Why what this node says of the ranks of `generation` does not count any more; None when it does."""
     if generation != state.generation:
         return f"generation {generation} is over, the newest one is {state.generation}"
-    if node not in state.members:
-        return f"this node is not in generation {generation}"
-    return None if node in state.outstanding else f"its ranks of generation {generation} are counted as gone"
+    if node in state.outstanding:  # asked at every beat, so before the walk through all members
+        return None
+    return f"its ranks of generation {generation} are counted as gone" if node in state.members else f"it is not in generation {generation}"
 
 
 def _joined(draft: Draft, event: Joined) -> None:

@@ -23,6 +23,11 @@ class SilenceLimits:
     look_s: float = 0.1
 
     @property
+    def pause_s(self) -> float:
+        """A gap between two looks that is longer was a pause. A shorter one is a busy turn: what came meanwhile was read after it."""
+        return max(0.2 * self.dead_s, 2 * self.look_s)
+
+    @property
     def lapse_s(self) -> float:
         return self.dead_s - min(2 * self.look_s, 0.05 * self.dead_s)
 
@@ -52,7 +57,7 @@ def look(
     silence: Silence, *, heard: Iterable[str], gone: Iterable[str] = (), now_s: float, limits: SilenceLimits
 ) -> tuple[Silence, tuple[SilenceChange, ...]]:
     """`heard` since the last look, `gone` are watched no longer. A lapsed node is watched no longer either, until it is heard again."""
-    times_s = _extended(silence, now_s=now_s, look_s=limits.look_s)
+    times_s = _extended(silence, now_s=now_s, limits=limits)
     for node in heard:
         times_s[node] = now_s
     for node in gone:
@@ -75,10 +80,10 @@ def look(
     return Silence(times_s, frozenset(suspects), now_s), tuple(changes)
 
 
-def _extended(silence: Silence, *, now_s: float, look_s: float) -> dict[str, float]:
-    """The times, moved on by what we slept beyond twice a normal gap: scheduling noise is no pause."""
+def _extended(silence: Silence, *, now_s: float, limits: SilenceLimits) -> dict[str, float]:
+    """The times, moved on by what we slept."""
     gap_s = 0.0 if silence.looked_s is None else now_s - silence.looked_s
-    lost_s = gap_s - look_s if gap_s > 2 * look_s else 0.0
+    lost_s = gap_s - limits.look_s if gap_s > limits.pause_s else 0.0
     if not lost_s:
         return dict(silence.heard_s)
     return {node: time_s + lost_s for node, time_s in silence.heard_s.items()}
