@@ -58,7 +58,7 @@ class Lead:
         """As `Ledger.append`; without the lead the line waits."""
         if self.lock is not None:
             self._ledger.append(event, **values)  # type: ignore[arg-type]
-        elif len(self._waiting) < _MAX_WAITING:
+        elif event is not Event.GENERATION_STARTED and len(self._waiting) < _MAX_WAITING:  # who led it has written that
             self._waiting.append((event, values))
 
     def close(self) -> None:
