@@ -26,3 +26,12 @@ def stability_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ops_data() -> Path:
+    """The folder of what drivers and kernels of real clusters print; the test is skipped, with a reason, where there is none."""
+    folder = ROOT / "ops"
+    if not folder.is_dir():
+        pytest.skip(f"no reference data at {folder}")
+    return folder
