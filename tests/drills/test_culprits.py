@@ -57,6 +57,7 @@ def incident_of(job: LiveJob, generation: int = 1) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.campaign
 def test_a_killed_rank_is_blamed_and_the_run_ends_with_the_bits_of_an_undisturbed_one(start: Start, tmp_path: Path) -> None:
     struck = random.randrange(3)
     job = start("killed")
@@ -100,7 +101,7 @@ def test_what_fails_twice_at_a_step_stops_the_run(start: Start) -> None:
     code, said = job.ended()
     assert code == 93, said
     assert [entry.fields["kind"] for entry in job.entries("restart.decided")] == ["restart", "stop"]
-    fingerprints = {entry.fields["fingerprint"] for entry in job.entries("rank.lost")}
+    fingerprints = {str(entry.fields["fingerprint"]) for entry in job.entries("rank.lost")}
     assert len(fingerprints) == 1
     assert next(iter(fingerprints)).startswith("ValueError at wrong_model.py:")
     assert "came twice" in said

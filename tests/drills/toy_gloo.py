@@ -13,7 +13,7 @@ import torch.distributed as dist
 from surefoot.coordinate.beats import BeatBoard
 from surefoot.core.records import Phase
 
-NUM_KILLED_GENERATIONS = 10
+NUM_KILLED_GENERATIONS = int(os.environ.get("TOY_KILLED_GENERATIONS", "10"))
 STEPS_PER_GENERATION = 2
 
 
