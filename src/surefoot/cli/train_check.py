@@ -29,11 +29,7 @@ NUM_STEPS = 3
 STEPS_LIMIT_S = 600.0
 """Beyond the limit of a start: data that is yet to be prepared, and first steps of large models."""
 WRITE_BYTES = 64 << 20
-_QUIET = (
-    *("checkpoint.interval_steps=1", "checkpoint.interval_s=0.0", 'checkpoint.tiers=["memory","disk"]', "checkpoint.prove=false"),
-    *("observe.status_interval_s=0.1", "data.look_ahead_samples=0", "drill.fault=none"),
-    *('alerts.webhook=""', 'alerts.slack=""', "alerts.email=[]", 'alerts.command=""'),
-)
+_SAVING = ("checkpoint.interval_steps=1", "checkpoint.interval_s=0.0")
 
 
 @dataclass(slots=True)
@@ -77,12 +73,12 @@ def _folder_beside(run_dir: Path) -> Iterator[Path]:
 
 
 def _look(loaded: LoadedConfig, overrides: Sequence[str], folder: Path) -> Found:
-    from surefoot.drill.scratch import Scratch
+    from surefoot.drill.scratch import QUIET, Scratch
 
     config = loaded.config
     prepared = bool(config.data.path) and Path(config.data.path).exists()
     elsewhere = () if prepared else (f"data.path={folder / 'prepared'}",)
-    scratch = Scratch(folder, loaded.path, (*overrides, *_QUIET, *elsewhere))
+    scratch = Scratch(folder, loaded.path, (*overrides, *QUIET, *_SAVING, *elsewhere))
     seen, problem, begun_s = _Steps(), "", time.monotonic()
     run = scratch.start("run")
     try:

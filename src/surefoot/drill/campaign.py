@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.core.errors import ConfigError
 from surefoot.drill.catalogue import CATALOGUE, Drill, find_drill
 from surefoot.drill.rehearse import Rehearsal, prepare, rehearse, run_twin
-from surefoot.drill.scratch import NUM_STEPS, Scratch
+from surefoot.drill.scratch import NUM_STEPS, QUIET, Scratch
 from surefoot.drill.verdict import Result
 
 MAX_REPEATS = 1000
@@ -92,7 +92,7 @@ def _twinned(folder: Path, order: Order, config: Path | None) -> Rehearsal:
     if config is None:
         scratch = Scratch.make(folder, num_ranks=order.num_ranks, seed=order.seed)
     else:
-        scratch = Scratch(folder, config.resolve(), (*Scratch.FOREIGN, f"train.num_steps={NUM_STEPS}"))
+        scratch = Scratch(folder, config.resolve(), (*QUIET, "checkpoint.interval_steps=20", f"train.num_steps={NUM_STEPS}"))
     rehearsal = prepare(scratch)
     return replace(rehearsal, digest=run_twin(rehearsal))
 

@@ -61,9 +61,7 @@ def run_twin(rehearsal: Rehearsal) -> str:
 
 def rehearse(drill: Drill, rehearsal: Rehearsal, *, name: str, seed: int) -> Result:
     """One repetition, in the folder `name`. `seed` draws the rank and the step."""
-    draw = random.Random(seed)
-    num_steps = rehearsal.config.train.num_steps
-    rank, step = draw.randrange(rehearsal.num_ranks), draw.randint(num_steps // 5, num_steps // 2)
+    rank, step = draw(seed, num_ranks=rehearsal.num_ranks, num_steps=rehearsal.config.train.num_steps)
     struck_rank = None if drill.how == "leave" else rank
     inside = (f"drill.fault={drill.order}", f"drill.rank={rank}", f"drill.step={step}", f"drill.generations={_generations(drill)}")
     run = rehearsal.scratch.start(name, *(inside if drill.how == "inside" else ()))
@@ -81,6 +79,12 @@ def rehearse(drill: Drill, rehearsal: Rehearsal, *, name: str, seed: int) -> Res
         run.end()
     record(run.dir, result)
     return result
+
+
+def draw(seed: int, *, num_ranks: int, num_steps: int) -> tuple[int, int]:
+    """The rank and the step to strike: not at the very start, and early enough that there is something left to go on with."""
+    drawn = random.Random(f"drill {seed}")  # as text it is hashed: small numbers in a row would draw alike
+    return drawn.randrange(num_ranks), drawn.randint(num_steps // 5, num_steps // 2)
 
 
 def record(run_dir: Path, result: Result) -> None:

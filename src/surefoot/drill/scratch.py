@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from surefoot.core.errors import SurefootError
 from surefoot.core.records import LedgerEntry, Phase
@@ -62,6 +62,12 @@ _SETTINGS = (
 )
 """What is promised about a hang is its limit and two seconds, whatever the limit: a short one makes a short drill."""
 
+QUIET = (
+    *('checkpoint.tiers=["memory","disk"]', "checkpoint.prove=false", "observe.status_interval_s=0.1", "data.look_ahead_samples=0"),
+    *('alerts.webhook=""', 'alerts.slack=""', "alerts.email=[]", 'alerts.command=""', "drill.fault=none"),
+)
+"""For somebody else's config, run only to see: nobody is paged, nothing goes to its stores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
@@ -70,7 +76,6 @@ class Scratch:
     folder: Path
     config: Path
     settings: tuple[str, ...]
-    FOREIGN: ClassVar[tuple[str, ...]] = ("observe.status_interval_s=0.1", "checkpoint.prove=false", "checkpoint.interval_steps=20")
 
     @classmethod
     def make(cls, folder: Path, *, num_ranks: int, seed: int) -> Scratch:

@@ -8,6 +8,7 @@ import pytest
 
 from surefoot.core.errors import ConfigError
 from surefoot.drill.campaign import read_campaign, refuse_order, scratch_folder, whole_catalogue
+from surefoot.drill.rehearse import draw
 
 
 def campaign(folder: Path, text: str) -> Path:
@@ -62,3 +63,11 @@ def test_folders_go_away_unless_they_are_kept() -> None:
         pass
     assert kept.is_dir()
     kept.rmdir()
+
+
+def test_seeds_in_a_row_strike_every_rank_within_the_run() -> None:
+    drawn = [draw(seed, num_ranks=4, num_steps=100) for seed in range(40)]
+    assert {rank for rank, _ in drawn} == {0, 1, 2, 3}
+    assert all(20 <= step <= 50 for _, step in drawn)
+    assert drawn == [draw(seed, num_ranks=4, num_steps=100) for seed in range(40)]
+    assert len({step for _, step in drawn}) > 10
