@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.faults_stock import Stock, under_torchrun
+
 from surefoot.drill.campaign import Order, run_orders, scratch_folder
 from surefoot.drill.catalogue import find_drill
+from surefoot.drill.rehearse import draw
 from surefoot.drill.verdict import Result
 
 FAULTS: Final = ("kill-a-rank", "stop-a-rank", "hung-rank", "mismatched-collective")
@@ -54,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stock(folder: Path, fault: str, *, num_ranks: int, repeat: int, seed: int) -> list[tuple[int, Stock]]:
     seen = []
     for number in range(repeat):
-        draw = random.Random(seed + number)
-        rank, step = draw.randrange(num_ranks), draw.randint(10, 30)
+        rank, step = draw(seed + number, num_ranks=num_ranks, num_steps=50)
         stock = under_torchrun(folder / str(number), fault, rank=rank, step=step, num_ranks=num_ranks, bound_s=BOUND_S)
         print(f"  stock {fault}, rank {rank}: {asdict(stock)}", file=sys.stderr, flush=True)
         seen.append((rank, stock))

@@ -34,7 +34,7 @@ class Stock:
 def under_torchrun(folder: Path, fault: str, *, rank: int, step: int, num_ranks: int, bound_s: float) -> Stock:
     """One run of the toy job; ended after `bound_s` from the fault, whatever it does then."""
     folder.mkdir(parents=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "--max-restarts=1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "--max-restarts=10"]
     said = folder / "said"
     with said.open("wb") as file:
         process = subprocess.Popen(
