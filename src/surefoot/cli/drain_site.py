@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,15 +13,16 @@ from surefoot.cli.ledgering import tell
 from surefoot.cli.operators import Told, user_at_host
 from surefoot.config import load_config
 from surefoot.coordinate.isolation.burn_in import burn_in
-from surefoot.coordinate.isolation.commands import ask_site
 from surefoot.coordinate.isolation.policy import IsolationCaps, Past, decide_isolation
 from surefoot.coordinate.isolation.records import Isolation, Isolator, Wish
 from surefoot.coordinate.isolation.site import account, backends_of, carry_out, facts_of, site_commands
+from surefoot.coordinate.probes.checks import ProbeWish
+from surefoot.coordinate.probes.records import is_sound
+from surefoot.coordinate.probes.run import THOROUGH, run_probes
 from surefoot.core.clock import Clock, SystemClock
 from surefoot.core.errors import ConfigError, SurefootError
 from surefoot.core.events import Event
 from surefoot.core.sections import LaunchSection
-from surefoot.core.strict_json import loads
 from surefoot.observe.isolations import past_isolations
 from surefoot.observe.ledger import LEDGER_NAME, read_ledger
 from surefoot.observe.run_dir import CONFIG_NAME, require_run
@@ -93,22 +93,17 @@ def _burnt_in(run_dir: Path, node: str, *, limits: LaunchSection, clock: Clock) 
         command = site_commands(facts_of(os.environ, run=str(run_dir), node=node, incident="by-hand"))["readmit"]
         what = f"the burn-in of {node} runs on {node}, and this is {socket.gethostname()}"
         raise ConfigError(what, where=node, hint=f"run it there: `{command}`; --yes vouches for it without one")
-    shown = burn_in(_failed_checks, burn_in_s=limits.burn_in_s, every_s=_PROBE_EVERY_S, clock=clock)
+    shown = burn_in(lambda: _failed_probes(run_dir), burn_in_s=limits.burn_in_s, every_s=_PROBE_EVERY_S, clock=clock)
     if shown.failures:
         what = f"a probe failed after {shown.passed_for_s:.0f} s: {'; '.join(shown.failures)}"
         raise SurefootError(what, where=node, hint="it stays out of service", got=shown.passed_for_s, limit=limits.burn_in_s)
     return shown.passed_for_s
 
 
-def _failed_checks() -> list[str]:
-    """What `surefoot doctor` finds broken on this machine, in a process of its own."""
-    answer = ask_site((sys.executable, "-m", "surefoot.cli.main", "doctor", "--json"), limit_s=_PROBE_LIMIT_S)
-    try:
-        told = loads(answer.output)
-        checks = told["checks"]
-    except (ValueError, KeyError, TypeError):
-        return [answer.why()]
-    return [f"{check['name']}: {check['found']}" for check in checks if check["status"] == "fail"]
+def _failed_probes(run_dir: Path) -> list[str]:
+    """What the thorough probes hold against this machine. Its storage is that of the run."""
+    found = run_probes(THOROUGH, ProbeWish(folder=str(run_dir)), limit_s=_PROBE_LIMIT_S)
+    return [f"{probe.name}: {probe.reason}" for probe in found if not is_sound((probe,))]
 
 
 def _limits(run_dir: Path) -> LaunchSection:

@@ -32,6 +32,7 @@ from surefoot.launch.node import NodeIdentity, identity_here
 from surefoot.launch.node_coordinator import CoordinatorKeeper
 from surefoot.launch.node_link import NodeLink
 from surefoot.launch.remote_director import RemoteDirector
+from surefoot.observe.drains import DrainTail
 from surefoot.observe.ledger import LEDGER_NAME, Ledger, read_ledger
 from surefoot.observe.lineage import fold_counters
 
@@ -97,8 +98,9 @@ def _supervise(
     link = NodeLink(run_dir, me, limits=launch, capacity=plan.ranks_per_node, clock=clock)
     sizes = {size.num_nodes: size for size in plan.sizes}
     director = RemoteDirector(
-        link, keeper, ranks_per_node=plan.ranks_per_node, sizes=sizes, clock=clock, answer_limit_s=_ANSWER_LIMIT_S, say=say
-    )
+        link, keeper, ranks_per_node=plan.ranks_per_node, sizes=sizes, clock=clock, answer_limit_s=_ANSWER_LIMIT_S, say=say,
+        drains=DrainTail(run_dir, clock=clock),
+    )  # fmt: skip
 
     def take(berth: Berth) -> RunLock:
         reason = f"the coordinator gave rank 0 of generation {berth.generation} to node {me.name}: no rank of an older one is left"

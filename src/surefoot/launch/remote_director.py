@@ -18,13 +18,14 @@ from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.errors import EXIT_RETRY
 from surefoot.core.records import Fault, Grade, Instruction
-from surefoot.launch.coordinator_wire import BerthGiven, Ended, FaultSeen, Instruct, Leave, Message, Refused, Seated, Stop
+from surefoot.launch.coordinator_wire import BerthGiven, Drain, Ended, FaultSeen, Instruct, Leave, Message, Refused, Seated, Stop
 from surefoot.launch.crew import Crew
 from surefoot.launch.director import Berth
 from surefoot.launch.node import interface_of
 from surefoot.launch.node_coordinator import CoordinatorKeeper
 from surefoot.launch.node_link import NodeLink, Running
 from surefoot.launch.rendezvous import PARALLEL, open_listener
+from surefoot.observe.drains import DrainTail
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +48,12 @@ class RemoteDirector:
         clock: Clock,
         answer_limit_s: float,
         say: Callable[[str], None],
+        drains: DrainTail | None = None,
     ) -> None:
         self._link, self._keeper, self._clock, self._say = link, keeper, clock, say
         self._ranks_per_node, self._sizes, self._answer_limit_s = ranks_per_node, sizes, answer_limit_s
         self._generation, self._node_rank = 0, 0
+        self._drains = drains
         self._called_off: str | None = None
         self._asked_to_leave: str | None = None
         self._over: Instruction | None = None
@@ -103,7 +106,15 @@ class RemoteDirector:
     def called_off(self) -> str | None:
         while (word := self._link.take()) is not None:
             self._note(word)
+        self._hand_on_drains()
         return self._link.fenced or self._called_off
+
+    def _hand_on_drains(self) -> None:
+        """What a person asked for and the ranks took: one node says it to the coordinator, which has the ranks leave at a step boundary."""
+        with contextlib.suppress(OSError):  # a look that failed is made again
+            for drain in self._drains.news() if self._drains is not None else ():
+                if self._node_rank == 0:
+                    self._link.say(Drain(drain.node, drain.reason, drain.by))
 
     def asked_to_leave(self) -> str | None:
         """Why the ranks are to save and leave at a step boundary; None while they are not."""

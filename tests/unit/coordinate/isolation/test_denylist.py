@@ -116,7 +116,7 @@ def test_where_the_scheduler_fails_the_list_still_helps(tmp_path: Path, monkeypa
     told = account(decision, wish, done=done, facts=SiteFacts("none", "run", "n1", "g3"))
     assert [each["action"] for each in told["done"]] == ["failed", "isolated"]
     for kind in ("ask", "say", "refuse", "already"):
-        assert carry_out(IsolationDecision(kind, ""), wish, backends=backends, ttl_s=60.0) == ()  # type: ignore[arg-type]
+        assert carry_out(IsolationDecision(kind, ""), wish, backends=backends, ttl_s=60.0) == ()
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "kubernetes", "none"])

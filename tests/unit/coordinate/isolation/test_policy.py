@@ -22,7 +22,7 @@ def test_a_certain_fault_of_one_node_is_acted_upon() -> None:
 
 @pytest.mark.parametrize(("mode", "kind"), [("dry_run", "say"), ("ask", "ask"), ("auto", "isolate")])
 def test_the_mode_says_who_decides_and_a_person_may(mode: str, kind: str) -> None:
-    caps = replace(CAPS, mode=mode)
+    caps = replace(CAPS, mode=mode)  # type: ignore[arg-type]
     assert decide_isolation(WISH, fleet=FLEET, past=(), caps=caps).kind == kind
     assert decide_isolation(WISH, fleet=FLEET, past=(), caps=caps, confirmed=True).kind == "isolate"
 
