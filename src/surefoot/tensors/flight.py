@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,17 @@ def last_collectives() -> list[dict[str, Any]]:
 
 
 def group_states() -> list[dict[str, Any]]:
-    """Local. Per group and series: the last enqueued collective (or point-to-point operation) of this process, and the last that is over.
+    """Local. What this process has enqueued and finished, as `states_of` says it."""
+    return states_of(_recorded())
 
-    The two series of a group count apart. Keys as in `coordinate.witness.GroupState`.
+
+def states_of(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per group and series: the last enqueued collective (or point-to-point operation) in a flight record, and the last that is over.
+
+    The two series of a group count apart; gloo records no point-to-point operations. Keys as in `coordinate.witness.GroupState`.
     """
     states: dict[tuple[str, bool], dict[str, Any]] = {}
-    for entry in _recorded():
+    for entry in entries:
         shown = _shown(entry, now_ns=0)
         key = (shown["group"], shown["is_p2p"])
         state = states.setdefault(key, {"name": shown["group"], "is_p2p": shown["is_p2p"], "last_enqueued": 0, "last_completed": 0})

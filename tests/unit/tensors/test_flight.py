@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.core.errors import PeerLost
-from surefoot.tensors.flight import Evidence, evidence_path, keep_evidence_at, last_collectives, leave_evidence
+from surefoot.tensors.flight import Evidence, evidence_path, keep_evidence_at, last_collectives, leave_evidence, states_of
 from surefoot.tensors.world import told_apart
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
@@ -51,3 +51,31 @@ def test_a_disk_that_refuses_it_is_a_warning_and_hides_no_error(tmp_path: Path, 
     keep_evidence_at(evidence_path(tmp_path, generation=1, rank=0))
     assert isinstance(told_apart("a sum", LOST), PeerLost)
     assert "could not be written" in caplog.text
+
+
+def entry(seq: int, *, is_p2p: bool = False, retired: bool = True, group: str = "surefoot:loop") -> dict[str, object]:
+    """As torch 2.13 writes one; the number of the other series stands beside it."""
+    return {
+        "process_group": ["1", group],
+        "is_p2p": is_p2p,
+        "collective_seq_id": 90 if is_p2p else seq,
+        "p2p_seq_id": seq if is_p2p else 90,
+        "profiling_name": f"nccl:{'send' if is_p2p else 'all_reduce'} {seq}",
+        "input_sizes": [[seq]],
+        "output_sizes": [[seq]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": seq,
+        "timeout_ms": 1000,
+        "retired": retired,
+        "state": "scheduled",
+    }
+
+
+def test_collectives_and_sends_of_a_group_count_apart() -> None:
+    told = states_of([entry(7), entry(1, is_p2p=True), entry(8, retired=False), entry(2, is_p2p=True), entry(3, group="surefoot:save")])
+    assert [(state["name"], state["is_p2p"], state["last_enqueued"], state["last_completed"]) for state in told] == [
+        ("surefoot:loop", False, 8, 7),
+        ("surefoot:loop", True, 2, 2),
+        ("surefoot:save", False, 3, 3),
+    ]
+    assert (told[0]["operation"], told[0]["shapes"]) == ("nccl:all_reduce 8", [[8]])
