@@ -365,6 +365,23 @@ class MonitorSection:
     data_wait_repeat_s: float = setting(
         300.0, "how often it is told: often enough for whoever looks in, and not a line per step", unit="s", low=0.0, since=4, counts=False
     )
+    straggler_steps: int = setting(
+        20,
+        "the newest steps in which a rank must be slower, in both halves, before it is named; 0 is off",
+        unit="steps",
+        low=0,
+        counts=False,
+    )
+    straggler_factor: float = setting(
+        1.15,
+        "times the median of its peers: a rank that computes for this much longer by itself, outside collectives, is named. Others take 1.1 "
+        "for two rounds (late on a busy host), 1.33 (a score of 0.75) or 2, which miss a loss of a quarter",
+        low=1.01,
+        counts=False,
+    )
+    straggler_min_s: float = setting(
+        0.01, "a rank that costs less per step is not named: that is the noise of a host", unit="s", low=0.0, counts=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,10 +474,7 @@ class LaunchSection:
         high=3600.0,
     )
     telemetry_bytes: int = setting(
-        256 << 20,
-        "what a node keeps of it; the oldest goes first. A node of 8 accelerators fills it in about 8 days",
-        unit="bytes",
-        low=65536,
+        1 << 30, "what a node keeps of it, the oldest goes first: 6 days of one with 8 accelerators and 9 ports", unit="bytes", low=65536
     )
     telemetry_limits: tuple[tuple[str, float], ...] = setting(
         (), "limits of alarms by name, over those of docs/telemetry.md; 1e99 silences one", is_table=True
