@@ -216,7 +216,7 @@ def measure(*, num_nodes: int, num_connections: int, num_deaths: int, measure_s:
 
 def _lapses(run_dir: Path) -> dict[str, float]:
     """When the journal says that each node lapsed."""
-    seen = {}
+    seen: dict[str, float] = {}
     for line in journal_path(run_dir).read_text().splitlines():
         batch = json.loads(line)
         for happening in batch["happenings"]:

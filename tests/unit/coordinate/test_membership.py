@@ -135,9 +135,9 @@ def test_many_at_once_are_held_until_a_person_releases_them() -> None:
     assert (told.nodes, told.instruction.exit_code) == (("c",), 7)
     assert only(HoldBegun, decisions)
     steps.arrive("a", "b")
-    assert steps.state.phase == "held"
+    assert (steps.state.phase, steps.state.generation) == ("held", 1)
     steps.tell(ReleaseAsked("switch replaced", "ops"), *ready("a", "b", "c"))
-    assert steps.state.phase == "running"
+    assert (steps.state.phase, steps.state.generation) == ("running", 2)
     assert only(Refusal, steps.tell(ReleaseAsked("again", "ops")))
 
 
@@ -192,12 +192,11 @@ def test_a_drained_machine_stays_parked_until_it_is_readmitted() -> None:
     steps.tell(DrainAsked("c", "fan", "ops"))
     end_all(steps, "a", "b", "c")
     steps.tell(*ready("a", "b", "c"))
-    assert steps.state.members == ("a", "b")
-    assert steps.state.nodes["c"].state is Seat.PARKED
+    assert (steps.state.members, steps.state.nodes["c"].state) == (("a", "b"), Seat.PARKED)
     steps.tell(replace(joined("c"), node="c-after-a-reboot", machine="machine-c"))
     assert steps.state.nodes["c-after-a-reboot"].state is Seat.PARKED
     steps.tell(ReadmitAsked("c", "mended", "ops"))
-    assert steps.state.nodes["c"].state is Seat.JOINING
+    assert (steps.state.nodes["c"].state, steps.state.nodes["c"].reason) == (Seat.JOINING, "readmitted by ops: mended")
     assert only(Refusal, steps.tell(ReadmitAsked("c", "mended", "ops")))
 
 
