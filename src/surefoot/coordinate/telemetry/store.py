@@ -1,7 +1,7 @@
 """A node's samples on disk: JSON lines in segments under `telemetry/NODE/`, the oldest segment deleted when they grow too large.
 
 JSON lines because a node differs from the next in accelerators, ports and disks, because a line that a crash tore harms no other line, and
-because the writer then imports nothing that costs memory beside the ranks. The price is size: about four times that of columns.
+because the writer then imports nothing that costs memory beside the ranks. The price is size.
 """
 
 from __future__ import annotations
