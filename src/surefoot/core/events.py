@@ -34,6 +34,8 @@ class Event(StrEnum):
     NODE_ISOLATED = "node.isolated"
     NODE_READMITTED = "node.readmitted"
     RESTART_DECIDED = "restart.decided"
+    STRAGGLER_FOUND = "straggler.found"
+    STRAGGLER_GONE = "straggler.gone"
     RECOVERY_MEASURED = "recovery.measured"
     ATTEMPT_STARTED = "attempt.started"
     CHECKPOINT_COMMITTED = "checkpoint.committed"

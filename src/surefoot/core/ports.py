@@ -156,6 +156,10 @@ class GaugePort(Protocol):
         the units of `.grad`; None where it is not known."""
         ...
 
+    def waited_s(self) -> float:
+        """Seconds of the step so far that this rank only waited for others, as far as it is known."""
+        ...
+
     def times_s(self) -> Mapping[str, float]:
         """Of forward_s, backward_s, reduce_s (exposed) those that are known. Asked when the update is over."""
         ...

@@ -41,6 +41,7 @@ class Rung(StrEnum):
 @dataclass(frozen=True, slots=True)
 class RankSignals:
     """One rank's own part of the gathered vector. Times are of the current step up to the exchange; `cpu_s` is the process's so far.
+    `waited_s` is the part of `forward_backward_s` that only waited for other ranks, as far as it is known.
 
     `local_norm` is of the gradient that this rank contributes, before any reduction, summed over its live tokens; nan where the loop does
     not measure it.
@@ -55,6 +56,7 @@ class RankSignals:
     cpu_s: float
     local_norm: float = math.nan
     memory_bytes: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from surefoot.guard.script import Script
 from surefoot.guard.speed import Speed
 from surefoot.guard.state import TrainState
 from surefoot.guard.steering import Steering
+from surefoot.guard.straggling import Straggling
 from surefoot.guard.testifying import testify_to_agent
 from surefoot.guard.timing import StepTimes
 from surefoot.guard.waiting import DataWaits
@@ -87,6 +88,7 @@ class BoundRun:
     pace: Pace
     times: StepTimes
     waits: DataWaits
+    straggling: Straggling
 
     @property
     def script(self) -> Script | None:
@@ -202,6 +204,7 @@ def bind(config: RunConfig, handed: Handed, *, world: World | None, lock: RunLoc
         pace=Pace(config.checkpoint, world=world, recorder=recorder),
         times=StepTimes(clock),
         waits=DataWaits(config.monitor),
+        straggling=Straggling(config, recorder=recorder, leads=world.leads),
     )
 
 

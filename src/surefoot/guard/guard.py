@@ -372,6 +372,7 @@ class Guard:
         self._run.recorder.tell(report)
         if waited := self._run.waits.step(signals, step_s=report.step_s - report.save_s - report.evaluate_s):
             self._run.recorder.warn(waited)
+        self._run.straggling.step(signals)
 
     def _leave_if_agreed(self, signals: Signals) -> None:
         is_last = self._run.state.step >= self._run.config.train.num_steps  # then there is nothing to come back for

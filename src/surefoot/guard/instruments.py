@@ -32,6 +32,7 @@ class Readings:
     values: torch.Tensor
     memory_bytes: int
     lr_applied_ratio: float
+    waited_s: float
 
 
 class Instruments:
@@ -100,6 +101,7 @@ class Instruments:
             values=torch.cat(values),
             memory_bytes=memory_bytes(device),
             lr_applied_ratio=self._late_ratio(),
+            waited_s=self._gauges.waited_s() if self._gauges is not None else 0.0,
         )
 
     def before_update(self, counted: Sequence[nn.Parameter]) -> None:

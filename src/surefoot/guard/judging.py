@@ -106,6 +106,7 @@ class Judge:
             memory_bytes=readings.memory_bytes,
             lr=measured.lr,  # a foreign schedule may restart as it likes
             lr_applied_ratio=readings.lr_applied_ratio,
+            waited_s=readings.waited_s,
         )
         loss_sum = measured.loss_sum.detach().to(device=device, dtype=torch.float64)
         values = torch.cat((loss_sum.reshape(1), levels_L1, readings.squared_local_norm.reshape(1), readings.values))

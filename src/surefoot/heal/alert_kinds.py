@@ -23,6 +23,8 @@ KIND_OF_RULE: Final[Mapping[str, str]] = {
 BREAKER_RULES: Final = frozenset({"breaker", "skips_in_a_row"})
 WITHHELD: Final = "alerts-withheld"
 TEST: Final = "test"
+SEEN_FROM_OUTSIDE: Final = frozenset({"run-silent", "telemetry-silent", "run-back"})
+"""Kinds that no entry of the ledger is: the dead-man's timer tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("agent-lost", "warn", "the agent did not leave in order", "another one took the run over", "surefoot status RUN"),
         Kind("aide-lost", "warn", "a process beside the ranks died for good", "training goes on without it", "surefoot status RUN"),
         Kind("node-alarm", "warn", "a node shows signs of a fault", "recorded; the run goes on", "surefoot doctor --node"),
+        Kind("straggler", "warn", "all ranks wait for one that is slow", "recorded; training goes on", "surefoot ledger RUN --tail 50"),
+        Kind("run-silent", "page", "the run gives no sign of life", "none: seen from outside the job", "surefoot status RUN"),
+        Kind(
+            "telemetry-silent", "page", "steps go on, but nothing tells of them", "none: seen from outside the job", "surefoot status RUN"
+        ),
+        Kind("run-back", "info", "the run gives signs of life again", "none", "surefoot status RUN"),
         Kind("save-failed", "warn", "a save came to nothing", "it is tried again", "surefoot checkpoint list RUN"),
         Kind("copy-failed", "warn", "a checkpoint could not be copied to a store", "it is tried again", "surefoot checkpoint list RUN"),
         Kind("run-left", "info", "the run left, worth a restart", "what was done is saved", "surefoot train RUN"),
@@ -110,6 +118,7 @@ _PLAIN: Final[Mapping[str, str]] = {
     "shard.quarantined": "shard-quarantined",
     "rank.lost": "rank-lost",
     "node.alarmed": "node-alarm",
+    "straggler.found": "straggler",
     "nursery.lost": "rank-lost",
     "lock.taken_over": "agent-lost",
     "step.rechecked": "anomaly",

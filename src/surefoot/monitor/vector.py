@@ -26,7 +26,7 @@ from surefoot.core.records import RankSignals, Signals
 from surefoot.monitor.ratios import Late
 from surefoot.tensors.exact_sum import NUM_LEVELS
 
-VECTOR_VERSION = 5
+VECTOR_VERSION = 6
 
 
 class Flag(IntFlag):
@@ -95,13 +95,14 @@ class HostWords:
     memory_bytes: int = 0
     lr: float = math.nan
     lr_applied_ratio: float = math.nan
+    waited_s: float = 0.0
 
 
 _INTS = (
     "version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free", "save_point", "save_state",
     "layout_word", "memory_bytes",
 )  # fmt: skip
-_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s", "lr", "lr_applied_ratio")
+_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s", "lr", "lr_applied_ratio", "waited_s")
 _LEVELS = tuple(f"squared_norm_{level}" for level in range(NUM_LEVELS))
 _DEVICE = ("loss_sum", *_LEVELS, "num_nonfinite", "squared_local_norm")
 _NAMES = (*_INTS, *_FLOATS, *_DEVICE)
@@ -210,7 +211,7 @@ def _refuse_disagreement(columns: Mapping[str, list[Any]]) -> None:
 def _ranks(columns: Mapping[str, list[Any]]) -> tuple[RankSignals, ...]:
     names = ("loss_sum", "num_live_tokens", "data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s")
     parts = (range(len(columns["step"])), *(columns[name] for name in names), map(_root, columns["squared_local_norm"]))
-    return tuple(map(RankSignals, *parts, columns["memory_bytes"]))
+    return tuple(map(RankSignals, *parts, columns["memory_bytes"], columns["waited_s"]))
 
 
 def _fold_layout(

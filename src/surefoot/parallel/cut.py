@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from surefoot.core.cut_plan import CutPlan
 from surefoot.core.ports import GaugePort, NumericsPort
 from surefoot.core.sections import ParallelSection
+from surefoot.parallel.all_gather import time_gathers
 from surefoot.parallel.context import PartOfSequence, SequencePart, gather_keys
 from surefoot.parallel.exact import ExactRunner, ExactSums, Uses
 from surefoot.parallel.gauges import Gauges
@@ -91,6 +92,8 @@ def cut(
     root = shard(model, units, mesh=shard_mesh(mesh, place), frees_parameters=frees_parameters, sums_dtype=sums_dtype)
     materialise(model)
     goes_on_beside = world.device.type == "cpu" and place.sizes["dp_replicate"] == 1 and not exact_sums
+    if world.device.type == "cpu":
+        time_gathers(root, gauges=gauges)
     if not goes_on_beside:
         measure_contributions(root, gauges=gauges)
     runner = Sequential(

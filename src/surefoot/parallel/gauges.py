@@ -26,13 +26,13 @@ class Gauges:
         self._device = device
         self._squares: list[torch.Tensor] = []
         self._spans: list[tuple[str, Moment, Moment]] = []
-        self._waited_s = 0.0
+        self._waited_s = self._gathered_s = self._waited_before_s = 0.0
         self._knows_reductions = device.type != "cuda"
         self._last_launch_s: float | None = None
 
     def begin(self) -> None:
         self._spans.clear()
-        self._waited_s = 0.0
+        self._waited_s = self._gathered_s = 0.0
         self.begin_pass()
 
     def squared_local_norm(self) -> torch.Tensor | None:
@@ -43,6 +43,10 @@ class Gauges:
             for square in self._squares:
                 square.record_stream(torch.cuda.current_stream(self._device))
         return torch.stack(squares).sum()
+
+    def waited_s(self) -> float:
+        """Of the host: what streams of an accelerator wait for is not in it."""
+        return self._waited_s + self._gathered_s - self._waited_before_s
 
     def times_s(self) -> Mapping[str, float]:
         """Seconds; on a GPU between events. A backward whose reductions are not told apart includes them."""
@@ -63,6 +67,7 @@ class Gauges:
     def begin_pass(self) -> None:
         """Local. The gradient of this step is computed from here on."""
         self._squares.clear()
+        self._waited_before_s = self._waited_s + self._gathered_s
 
     def note_contribution(self, flat: torch.Tensor) -> None:
         """Local. `flat` is about to be reduced. What is not finite makes the norm so; float16 alone would overflow at 65,504."""
@@ -81,6 +86,15 @@ class Gauges:
             yield
         finally:
             self._waited_s += time.monotonic() - began_s
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Local. Around what gathers parameters, and so waits for the last rank that comes."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._gathered_s += time.monotonic() - began_s
 
     @contextmanager
     def forward(self) -> Iterator[None]:

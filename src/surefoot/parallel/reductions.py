@@ -59,12 +59,16 @@ class Reductions:
     def begin(self, work: dist.Work, *, unit: nn.Module, parameters: list[nn.Parameter]) -> None:
         """`fully_shard` adds a result to a gradient that is there, at once. So that is put aside, and the result is added to it later."""
         if not self._open:
-            work.wait()
+            self.wait_at_once(work)
             return
         before = [(parameter, parameter.grad) for parameter in parameters if isinstance(parameter.grad, DTensor)]
         for parameter, _ in before:
             parameter.grad = None
         self._begun.append(_Begun(unit, work, before))
+
+    def wait_at_once(self, work: dist.Work) -> None:
+        with self._gauges.waiting():
+            work.wait()
 
     def make_room(self, unit: nn.Module) -> None:
         """A unit that is used twice in one forward is reduced twice in one backward: the first of them ends before the second begins."""
@@ -105,6 +109,6 @@ class _Begin:
         self._reductions.make_room(self._unit)
         work = dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=True)
         if output_tensor.dtype != self._parameters[0].dtype:
-            work.wait()  # the result is cast, and so read, at once
+            self._reductions.wait_at_once(work)  # the result is cast, and so read, at once
         else:
             self._reductions.begin(work, unit=self._unit, parameters=self._parameters)
