@@ -83,8 +83,9 @@ def _begin(draft: Draft, ready: list[Node], count: int) -> None:
     names = tuple(node.node for node in chosen)
     for node in chosen:
         draft.nodes[node.node] = replace(node, seat=Seat.ACTIVE, port=0, reason=f"in generation {generation}")
+    draft.outstanding.update(names)  # nobody was left in it
     draft.set(
-        phase="running", since_s=draft.at_s, generation=generation, members=names, outstanding=frozenset(names), finished=frozenset(),
+        phase="running", since_s=draft.at_s, generation=generation, members=names, finished=frozenset(),
         asked_to_leave=frozenset(), has_begun=True, lost=(), faults=(), cause="", in_order=False, why="", call_s=None,
     )  # fmt: skip
     for node in surplus:

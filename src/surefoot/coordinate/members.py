@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -86,7 +86,7 @@ class Membership:
     since_s: float = 0.0
     generation: int = 0
     members: tuple[str, ...] = ()
-    outstanding: frozenset[str] = frozenset()
+    outstanding: Set[str] = frozenset()
     finished: frozenset[str] = frozenset()
     asked_to_leave: frozenset[str] = frozenset()
     faults: tuple[Fault, ...] = ()

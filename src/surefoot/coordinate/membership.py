@@ -247,7 +247,7 @@ def _job_opened(draft: Draft, event: JobOpened) -> None:
     draft.set(
         job=event.job, generation=max(state.generation, event.generation), history=event.history, num_restarts=0, lost=(), faults=(),
         utc_offset_s=event.utc_s - draft.at_s,
-        asked_to_leave=state.outstanding, has_begun=False, wait_until_s=0.0, call_s=None, since_s=draft.at_s,
+        asked_to_leave=frozenset(state.outstanding), has_begun=False, wait_until_s=0.0, call_s=None, since_s=draft.at_s,
     )  # fmt: skip
     if state.phase != "held":
         why = f"job {event.job} goes on with the run"
@@ -282,9 +282,9 @@ def _fence(draft: Draft, node: Node, reason: str) -> None:
 
 def _gone(draft: Draft, node: str, fault: Fault | None) -> None:
     """No rank of `node` is left. With a fault the generation ends, if it does not already."""
-    state = draft.state
-    draft.set(outstanding=state.outstanding - {node}, faults=(*state.faults, fault) if fault else state.faults)
+    draft.outstanding.discard(node)
     if fault is not None:
+        draft.set(faults=(*draft.state.faults, fault))
         _stop(draft, "fault", fault.reason)
 
 

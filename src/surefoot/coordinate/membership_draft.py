@@ -10,19 +10,20 @@ from surefoot.core.records import Instruction
 
 
 class Draft:
-    """Lives within one call of `membership.advance`. `nodes` is its own; everything else changes through `set`."""
+    """Lives within one call of `membership.advance`. `nodes` and `outstanding` are its own; everything else changes through `set`."""
 
     def __init__(self, state: Membership, *, at_s: float) -> None:
         self.at_s = at_s
         self.nodes: dict[str, Node] = dict(state.nodes)
-        self.state = replace(state, nodes=self.nodes, at_s=at_s)
+        self.outstanding = set(state.outstanding)  # ten thousand that end at once must not copy it as often
+        self.state = replace(state, nodes=self.nodes, outstanding=self.outstanding, at_s=at_s)
         self.decisions: list[Decision] = []
 
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
 
     def frozen(self) -> Membership:
-        return self.state
+        return replace(self.state, outstanding=frozenset(self.outstanding))
 
     def seat(self, node: str, seat: Seat, reason: str) -> None:
         """Move a node, and say so when that is news."""
