@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from surefoot.config import load_config
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.errors import SurefootError
@@ -24,6 +26,7 @@ from surefoot.launch.logs import rank_paths
 from surefoot.launch.rendezvous import PARALLEL
 from surefoot.tensors.flight import evidence_path, keep_evidence_at
 from surefoot.tensors.heap import keep_freed_pages
+from surefoot.tensors.memory_snapshot import leave_memory_snapshot
 from surefoot.tensors.world import told_apart
 from surefoot.train.loop import open_run
 from surefoot.train.sample import text_sample
@@ -63,6 +66,9 @@ def as_rank(work: Callable[[Path], object]) -> None:
         _leave_error(error, path, room=room)
         _to_log(f"{error}\n")
         raise SystemExit(error.exit_code) from error
+    except torch.OutOfMemoryError:
+        leave_memory_snapshot(path.with_name(f"rank_{rank}.memory.json"))
+        raise
     finally:
         with suppress(OSError):
             room.unlink(missing_ok=True)

@@ -167,7 +167,7 @@ def _by_code(witness: Witness, code: int, facts: HostFacts) -> Found:
     if facts.xids and code not in DELIBERATE_CODES:
         return Found(Cause.XID, f"{who} left with exit code {code} and the driver logged {', '.join(facts.xids)}")
     if any(mark in words for mark in _OOM_TYPES):
-        return Found(Cause.DEVICE_OOM, f"{who} ran out of device memory", fingerprint_of(error_lines(witness)) or "device-oom")
+        return Found(Cause.DEVICE_OOM, f"{who} ran out of memory on its device", fingerprint_of(error_lines(witness)) or "device-oom")
     if witness.error is not None and witness.error.get("code") == "preempted":
         return Found(Cause.PREEMPTION, f"{who} left as it was asked to")
     if is_peer_error(witness):
