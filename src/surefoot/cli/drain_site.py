@@ -15,7 +15,7 @@ from surefoot.config import load_config
 from surefoot.coordinate.isolation.burn_in import burn_in
 from surefoot.coordinate.isolation.policy import IsolationCaps, Past, decide_isolation
 from surefoot.coordinate.isolation.records import Isolation, Isolator, Wish
-from surefoot.coordinate.isolation.site import account, backends_of, carry_out, facts_of, site_commands
+from surefoot.coordinate.isolation.site import account, backends_of, carry_out, facts_of, site_commands, this_node
 from surefoot.coordinate.probes.checks import ProbeWish
 from surefoot.coordinate.probes.records import is_sound
 from surefoot.coordinate.probes.run import THOROUGH, run_probes
@@ -83,12 +83,7 @@ def readmit_node(run_dir: Path, node: str, *, cause: str, confirmed: bool) -> To
 
 def _burnt_in(run_dir: Path, node: str, *, limits: LaunchSection, clock: Clock) -> float:
     """Raises ConfigError on another machine than `node`, SurefootError when a probe failed."""
-    names = {
-        os.environ.get("SLURMD_NODENAME", ""),
-        os.environ.get("SUREFOOT_NODE", ""),
-        socket.gethostname(),
-        os.uname().nodename.partition(".")[0],
-    }
+    names = {this_node(os.environ), socket.gethostname(), socket.gethostname().partition(".")[0]}
     if node not in names:
         command = site_commands(facts_of(os.environ, run=str(run_dir), node=node, incident="by-hand"))["readmit"]
         what = f"the burn-in of {node} runs on {node}, and this is {socket.gethostname()}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefoot.coordinate.culprit import Culprit, find_culprit
+from surefoot.coordinate.isolation.site import facts_of, site_commands, this_node
 from surefoot.coordinate.witness import Alarm, Witness
 from surefoot.core import strict_json
 from surefoot.core.clock import Clock
@@ -37,12 +39,18 @@ def write_incident(run_dir: Path, crew: Crew, ending: Ending, *, witnesses: Sequ
         "exits": crew.exits,
         "witnesses": witnesses,
         "ranks": [_rank_record(run_dir, crew, rank, now_s=clock.monotonic_s()) for rank in crew.ranks],
+        "commands": _commands(run_dir, crew.generation),
         "nursery_lines": last_lines(nursery_log(run_dir), num_lines=10),
     }
     path = incident_path(run_dir, crew.generation)
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, strict_json.dumps(record, indent=2))
     return path
+
+
+def _commands(run_dir: Path, generation: int) -> dict[str, str]:
+    """What a person types about this node at this site."""
+    return site_commands(facts_of(os.environ, run=str(run_dir), node=this_node(os.environ), incident=f"g{generation}"))
 
 
 def find_out(run_dir: Path, crew: Crew, ending: Ending, witnesses: Sequence[Witness], *, asked_to_leave: bool) -> Culprit | None:

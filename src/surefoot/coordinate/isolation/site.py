@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,11 @@ def facts_of(environ: Mapping[str, str], *, run: str, node: str, incident: str, 
     scheduler = scheduler_of(environ)
     job = {"slurm": "SLURM_JOB_ID", "kubernetes": "HOSTNAME"}.get(scheduler, "")
     return SiteFacts(scheduler, run, node, incident, environ.get(job, ""), environ.get("POD_NAMESPACE", "default"), reason)
+
+
+def this_node(environ: Mapping[str, str]) -> str:
+    """The site's own name of this machine: a scheduler's where it says one, else the host's."""
+    return environ.get("SLURMD_NODENAME") or environ.get("SUREFOOT_NODE") or os.uname().nodename
 
 
 def site_commands(facts: SiteFacts) -> dict[str, str]:

@@ -19,7 +19,7 @@ REASON = "surefoot:g3: lost"
 
 
 @pytest.fixture
-def api() -> Iterator[client.CoreV1Api]:
+def api() -> Iterator[Any]:
     """A client of an emulator that runs in a thread of its own."""
     ready, urls, stop = threading.Event(), [], None
     loop = asyncio.new_event_loop()
@@ -28,7 +28,7 @@ def api() -> Iterator[client.CoreV1Api]:
         nonlocal stop
         stop = asyncio.Event()
         async with kmock.KubernetesEmulator() as emulator, kmock.Server(emulator) as server:
-            emulator.resources[NODES] = {"namespaced": False, "kind": "Node"}
+            emulator.resources[NODES] = {"namespaced": False, "kind": "Node"}  # type: ignore[assignment]
             urls.append(str(server.url).rstrip("/"))
             ready.set()
             await stop.wait()
@@ -39,7 +39,7 @@ def api() -> Iterator[client.CoreV1Api]:
     configuration = client.Configuration(host=urls[0])
     configuration.retries = False
     with client.ApiClient(configuration) as connection:
-        core = client.CoreV1Api(connection)
+        core: Any = client.CoreV1Api(connection)
         core.create_node({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}})
         yield core
     assert stop is not None
@@ -53,7 +53,7 @@ def isolate(isolator: KubernetesIsolator, node: str = "n1", reason: str = REASON
     return isolator.isolate(node, reason=reason, ttl_s=60.0, evidence={})
 
 
-def test_a_node_is_cordoned_tainted_labelled_and_let_back(api: client.CoreV1Api) -> None:
+def test_a_node_is_cordoned_tainted_labelled_and_let_back(api: Any) -> None:
     isolator = KubernetesIsolator(api, limit_s=10.0)
     assert isolator.status("n1").state == "serving"
     done = isolate(isolator)
@@ -72,7 +72,7 @@ def test_a_node_is_cordoned_tainted_labelled_and_let_back(api: client.CoreV1Api)
     assert isolator.release("n1").action == "already"
 
 
-def test_what_somebody_else_cordoned_is_left_alone_and_another_taint_stays(api: client.CoreV1Api) -> None:
+def test_what_somebody_else_cordoned_is_left_alone_and_another_taint_stays(api: Any) -> None:
     isolator = KubernetesIsolator(api, limit_s=10.0)
     api.patch_node("n1", {"spec": {"unschedulable": True}})
     assert isolate(isolator).action == "left_alone"
@@ -84,7 +84,7 @@ def test_what_somebody_else_cordoned_is_left_alone_and_another_taint_stays(api: 
     assert [taint.key for taint in api.read_node("n1").spec.taints] == ["site/fans"]
 
 
-def test_a_node_that_is_none_and_a_server_that_is_gone_are_told_apart(api: client.CoreV1Api) -> None:
+def test_a_node_that_is_none_and_a_server_that_is_gone_are_told_apart(api: Any) -> None:
     isolator = KubernetesIsolator(api, limit_s=10.0)
     assert isolator.status("n9").state == "absent"
     assert isolate(isolator, "n9").action == "failed"
