@@ -35,6 +35,7 @@ from surefoot.launch.fault import fault_of, loss_fields
 from surefoot.launch.generation import Post, follow, fork_ranks, put_down
 from surefoot.launch.lead import Lead
 from surefoot.launch.logs import Echo, nursery_log
+from surefoot.launch.probing import probe_after_fault
 from surefoot.launch.recovery_split import RecoverySplit, begin_split
 from surefoot.launch.signals import LeaveSignals
 from surefoot.launch.slots import SlotMemory
@@ -95,6 +96,7 @@ class Agent:
         self._generation, self._attempt, self._step = counters.generation, counters.attempt, counters.step
         self._step_known = False
         self._num_restarts = 0
+        self._opened_s = 0.0
         self._split: RecoverySplit | None = None
 
     def run(self) -> int:
@@ -193,9 +195,16 @@ class Agent:
         self._attempt = fold_counters(read_ledger(self._ledger.path)).attempt
         if not ending.in_good_order:
             self._record(ending)
+            self._probe(ending, post)
         self._drain(post)
         self._split = begin_split(ending, stopped_s=self._clock.monotonic_s())
         return ending
+
+    def _probe(self, ending: Ending, post: Post) -> None:
+        """Whether the node is sound, while none of its ranks runs. A finding is evidence beside the rest, and no decision."""
+        if ending.kind == "failed":
+            since_s, evidence = self._opened_s, ending.evidence
+            probe_after_fault(self._launch, run_dir=self._run_dir, evidence=evidence, since_boot_s=since_s, look=post.watch.look)
 
     def _drain(self, post: Post) -> None:
         """No rank is left: what they staged whole is committed before anybody resumes. What cannot be is said, and stops nothing."""
@@ -210,6 +219,7 @@ class Agent:
         """Fence the past: from this line on the ledger refuses every writer of an older generation."""
         self._lead.follow(berth, lock_of=self._pulse)
         self._generation, self._num_restarts = berth.generation, berth.num_restarts
+        self._opened_s = self._clock.monotonic_s()
         pids = {"agent_pid": os.getpid(), "nursery_pid": self._nursery.link.pid if self._nursery.link else None}
         pids |= {f"{name}_pid": pid for name, pid in self._aides.pids.items()} if self._aides else {}
         self._append(Event.GENERATION_STARTED, fields={"world_size": berth.world_size, "num_nodes": berth.num_nodes, **pids})
@@ -303,13 +313,18 @@ class Agent:
             self._step = self._crew.step()
             words = "from the fault to the first new step"
             self._append_if_possible(Event.RECOVERY_MEASURED, rule="launch", reason=words, fields={"recovery": split.as_json()})
-        self._pulse.beat(
-            self._crew,
-            generation=self._generation,
-            attempt=self._attempt,
-            step=self._step,
-            num_restarts=self._num_restarts,
-        )
+        try:
+            self._pulse.beat(
+                self._crew,
+                generation=self._generation,
+                attempt=self._attempt,
+                step=self._step,
+                num_restarts=self._num_restarts,
+            )
+        except PeerLost:
+            if self._crew is not None or not self._lead.is_passed_on():
+                raise  # ranks of a past generation, or another job: this one must end
+            self._pulse.lock = None
 
 
 def _look_whether_asked(post: Post) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.events import Event
+from surefoot.core.holder import parse_lock
 from surefoot.launch.aide import AideSpec
 from surefoot.launch.director import Berth
 from surefoot.launch.status import Pulse
@@ -60,6 +61,14 @@ class Lead:
             self._ledger.append(event, **values)  # type: ignore[arg-type]
         elif event is not Event.GENERATION_STARTED and len(self._waiting) < _MAX_WAITING:  # who led it has written that
             self._waiting.append((event, values))
+
+    def is_passed_on(self) -> bool:
+        """Whether the lock is gone because another machine of this job leads now; then this one does not any more, and may go on."""
+        record = parse_lock(self.lock.path.read_bytes()) if self.lock is not None and self.lock.path.exists() else None
+        if self._take is None or record is None or record.job != self.job:
+            return False
+        self.lock = None
+        return True
 
     def close(self) -> None:
         """Give a lock back that was taken here; one that the caller holds is the caller's."""
