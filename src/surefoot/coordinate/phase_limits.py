@@ -102,7 +102,8 @@ def configured_limits(launch: LaunchSection) -> PhaseLimits:
 
 
 def limits_now(launch: LaunchSection, learned: Learned) -> PhaseLimits:
-    """Step and data by what was seen, once that is enough: eight times a gap that one in a hundred exceeds, `launch.floor_limit_s` at least.
+    """Step and data by what was seen, once that is enough: eight times what one gap in a hundred exceeds,
+    `launch.floor_limit_s` at least.
 
     More than was configured, too, where gaps are that long and no alarm ended them.
     """
@@ -133,7 +134,7 @@ def worst_case_line(limits: PhaseLimits, *, look_s: float) -> str:
 
 
 def gaps_that_ended(before: Iterable[tuple[Beat, float]], after: Mapping[int, Beat]) -> list[tuple[Phase, float]]:
-    """Of beats with their ages at the last look: those that another beat has followed since. A gap is up to one look longer than it says."""
+    """Of beats with their ages at the last look: those that another has followed since. A gap is up to one look longer than that."""
     return [
         (beat.phase, age_s)
         for beat, age_s in before

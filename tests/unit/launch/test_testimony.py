@@ -42,9 +42,9 @@ if testifies:
     say(0)
     threading.Thread(target=answer, daemon=True).start()
 def spin():
+    print("ready", flush=True)
     while True:
         pass
-print("ready", flush=True)
 spin()
 """
 
