@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     wanted = parser.parse_args(arguments)
     faults = wanted.only or FAULTS
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended on the way out
     print(f"seed {wanted.seed}, {wanted.ranks} ranks, {wanted.repeat} repetitions, stock {wanted.stock_repeat}", flush=True)
     rows = []
     with scratch_folder(keep=False) as folder:

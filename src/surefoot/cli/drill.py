@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,6 +114,7 @@ def _carry_out(orders: Sequence[Order], *, config: Path | None, keep: bool, reco
 
     if config is not None and not config.exists():
         raise ConfigError("there is no such file", where=str(config), hint="--config takes a TOML as `surefoot train` does")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))  # what was started is ended on the way out
     if not json_output:
         for order in orders:
             say(f"{order.drill.name}: {order.drill.fault}; {order.num_repeats} times, seed {order.seed}")
