@@ -38,18 +38,29 @@ def train(*, rank: int, world_size: int, config: RunConfig, slow: int) -> list[f
         return times_s
 
 
-@pytest.mark.parametrize("layout", ["dp_shard", "dp_replicate"])
-def test_the_slow_rank_is_named_within_20_steps(run_ranks: RunRanks, data_dir: Path, tmp_path: Path, layout: str) -> None:
-    config = RunConfig(
-        run=RunSection(name="slow", dir=str(tmp_path / "run")),
+def config_of(data_dir: Path, run_dir: Path, *, layout: str, num_steps: int) -> RunConfig:
+    return RunConfig(
+        run=RunSection(name="slow", dir=str(run_dir)),
         data=DataSection(path=str(data_dir), seq_len=32),
         model=ModelSection(num_layers=1, d_model=32, num_heads=2),
-        train=TrainSection(num_steps=21, global_batch_size=2, micro_batch_size=1, eval_interval_steps=0, eval_num_samples=1),
+        train=TrainSection(num_steps=num_steps, global_batch_size=2, micro_batch_size=1, eval_interval_steps=0, eval_num_samples=1),
         parallel=ParallelSection(**{layout: 2}),
         checkpoint=CheckpointSection(interval_steps=1000),
         launch=LaunchSection(threads_per_rank=1),
     )
+
+
+@pytest.mark.parametrize("layout", ["dp_shard", "dp_replicate"])
+def test_the_slow_rank_is_named_within_20_steps(run_ranks: RunRanks, data_dir: Path, tmp_path: Path, layout: str) -> None:
+    config = config_of(data_dir, tmp_path / "run", layout=layout, num_steps=21)
     run_ranks(train, 2, init=False, config=config, slow=1)
     found = [entry for entry in read_ledger(tmp_path / "run" / "ledger.jsonl") if entry.event == Event.STRAGGLER_FOUND]
     assert [(entry.fields["rank"], entry.fields["cause"]) for entry in found] == [(1, "compute")]
     assert found[0].step <= 20
+
+
+@pytest.mark.campaign
+def test_200_clean_steps_name_nobody(run_ranks: RunRanks, data_dir: Path, tmp_path: Path) -> None:
+    config = config_of(data_dir, tmp_path / "run", layout="dp_shard", num_steps=200)
+    run_ranks(train, 2, timeout_s=240.0, init=False, config=config, slow=-1)
+    assert not [entry for entry in read_ledger(tmp_path / "run" / "ledger.jsonl") if entry.event == Event.STRAGGLER_FOUND]
