@@ -44,7 +44,7 @@ def config_of(data_dir: Path, run_dir: Path, *, layout: str, num_steps: int) -> 
         data=DataSection(path=str(data_dir), seq_len=32),
         model=ModelSection(num_layers=1, d_model=32, num_heads=2),
         train=TrainSection(num_steps=num_steps, global_batch_size=2, micro_batch_size=1, eval_interval_steps=0, eval_num_samples=1),
-        parallel=ParallelSection(**{layout: 2}),
+        parallel=ParallelSection(dp_shard=2) if layout == "dp_shard" else ParallelSection(dp_replicate=2),
         checkpoint=CheckpointSection(interval_steps=1000),
         launch=LaunchSection(threads_per_rank=1),
     )

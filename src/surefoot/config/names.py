@@ -53,6 +53,8 @@ def explain_value(path: str, value: object) -> str:
         return "nan and inf are refused everywhere"
     if path == "train.precision" and isinstance(value, str) and value.lower() in _FLOAT8:
         return "float8 is not in this release: each product needs scales for its operands, which would be state; docs/precision.md"
+    if path == "launch.isolation" and value == "auto":
+        return "no node is taken out without a person in this release: `surefoot drain NODE --isolate --yes`; docs/isolation.md"
     return ""
 
 

@@ -374,7 +374,7 @@ class MonitorSection:
     )
     straggler_factor: float = setting(
         1.15,
-        "times the median of its peers: a rank that computes for this much longer by itself, outside collectives, is named. Others take 1.1 "
+        "times the median of its peers: a rank that computes this much longer by itself, outside collectives, is named. Others take 1.1 "
         "for two rounds (late on a busy host), 1.33 (a score of 0.75) or 2, which miss a loss of a quarter",
         low=1.01,
         counts=False,
@@ -445,8 +445,8 @@ class LaunchSection:
         unit="s",
         low=5.0,
     )
-    isolation: Literal["dry_run", "ask", "auto"] = setting(
-        "dry_run", "what is done about a node with a certain fault: only the commands are said; or a person confirms; or it is taken out"
+    isolation: Literal["dry_run", "ask"] = setting(
+        "dry_run", "what is done about a node with a certain fault: the commands of its site are said; or a person confirms with `drain`"
     )
     isolation_max_nodes: int = setting(2, "nodes taken out of service within a day: more than two are no single bad nodes", low=0)
     isolation_max_share: float = setting(0.05, "the same, of all nodes of the run; one may always go", low=0.0, high=1.0)

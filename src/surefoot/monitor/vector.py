@@ -102,7 +102,9 @@ _INTS = (
     "version", "generation", "attempt", "step", "flags", "blocklist_word", "num_live_tokens", "save_slot_free", "save_point", "save_state",
     "layout_word", "memory_bytes",
 )  # fmt: skip
-_FLOATS = ("data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s", "lr", "lr_applied_ratio", "waited_s")
+_FLOATS = (
+    "data_wait_s", "forward_backward_s", "step_clock_s", "cpu_s", "save_clock_s", "save_stall_s", "lr", "lr_applied_ratio", "waited_s",
+)  # fmt: skip
 _LEVELS = tuple(f"squared_norm_{level}" for level in range(NUM_LEVELS))
 _DEVICE = ("loss_sum", *_LEVELS, "num_nonfinite", "squared_local_norm")
 _NAMES = (*_INTS, *_FLOATS, *_DEVICE)
