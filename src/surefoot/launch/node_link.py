@@ -22,9 +22,11 @@ from surefoot.core.sections import LaunchSection
 from surefoot.launch.coordinator_wire import (
     Beat,
     Contact,
+    Ended,
     Heard,
     Hello,
     Join,
+    Leave,
     Lines,
     Message,
     Ready,
@@ -62,6 +64,9 @@ class NodeLink:
         self._outbox: deque[Message] = deque()
         self._running: Running | None = None
         self._ready: Ready | None = None
+        self._ended: Ended | None = None
+        self._leave: Leave | None = None
+        self._untold = 0
         self._fenced = ""
         self._fence_s = SilenceLimits(dead_s=limits.dead_s).fence_s
         self._heard_s = clock.monotonic_s()
@@ -82,12 +87,25 @@ class NodeLink:
     def be_ready(self, port: int) -> None:
         """No rank is left here; said again on every new connection until ranks run."""
         with self._guard:
-            self._ready = Ready(self.me.node, port)
+            self._ready, self._ended = Ready(self.me.node, port), None
             self._outbox.append(self._ready)
+
+    def be_done(self, ended: Ended) -> None:
+        """How the ranks ended; said again on every new connection until this node is ready for others."""
+        with self._guard:
+            self._ended, self._untold = ended, 0
+            self._outbox.append(ended)
+
+    def be_gone(self, reason: str) -> None:
+        """This node goes and takes no place any more; said again on every new connection, as long as there is one."""
+        with self._guard:
+            self._ready, self._leave = None, Leave(self.me.node, reason)
+            self._outbox.append(self._leave)
 
     def begin(self, running: Running) -> None:
         with self._guard:
-            self._running, self._ready, self._fenced = running, None, ""
+            self._running, self._ready, self._ended, self._fenced = running, None, None, ""
+            self._untold = running.generation
 
     def end(self) -> None:
         """None of the ranks is left."""
@@ -174,13 +192,17 @@ class NodeLink:
             self._connected, self._beat_due_s = True, 0.0
 
     def _greeting(self, contact: Contact) -> bytes:
-        """Who we are and what runs here; and that nothing does, which may have been said into a connection that was cut."""
+        """Who we are, and again what may have been said into a connection that was cut: how the ranks ended, that none is left, that we go.
+
+        How they ended comes first: a node that joins without ranks and has not said so counts as one that was started anew.
+        """
         with self._guard:
-            running, ready = self._running, self._ready
-            generation, step = (running.generation, running.step()) if running else (0, 0)
+            generation = self._running.generation if self._running else self._untold
+            step = self._running.step() if self._running else 0
+            first, last = self._ended, self._leave or self._ready
         me = self.me
         join = Join(me.node, me.name, me.address, self._capacity, me.machine, generation, step)
-        return encode(Hello(contact.run, contact.token)) + encode(join) + (encode(ready) if ready and not running else b"")
+        return b"".join(encode(message) for message in (Hello(contact.run, contact.token), first, join, last) if message is not None)
 
     def _send_due(self, channel: socket.socket) -> None:
         now_s = self._clock.monotonic_s()

@@ -18,7 +18,7 @@ from surefoot.core import strict_json
 from surefoot.core.clock import Clock
 from surefoot.core.errors import EXIT_RETRY
 from surefoot.core.records import Fault, Grade, Instruction
-from surefoot.launch.coordinator_wire import BerthGiven, Drain, Ended, FaultSeen, Instruct, Leave, Message, Refused, Seated, Stop
+from surefoot.launch.coordinator_wire import BerthGiven, Drain, Ended, FaultSeen, Instruct, Message, Refused, Seated, Stop
 from surefoot.launch.crew import Crew
 from surefoot.launch.director import Berth
 from surefoot.launch.node import interface_of
@@ -36,7 +36,8 @@ Outcome = Literal["finished", "left", "failed", "stopped"]
 
 
 class RemoteDirector:
-    """`sizes` are the layouts by number of nodes; `answer_limit_s` bounds the wait for a decision about a generation that ended."""
+    """`sizes` are the layouts by number of nodes; `answer_limit_s` bounds the wait for a decision about a generation that ended, and
+    `last_word_s` what is left of it once this node goes."""
 
     def __init__(
         self,
@@ -47,11 +48,13 @@ class RemoteDirector:
         sizes: Mapping[int, WorldSize],
         clock: Clock,
         answer_limit_s: float,
+        last_word_s: float = _LAST_WORD_S,
         say: Callable[[str], None],
         drains: DrainTail | None = None,
     ) -> None:
         self._link, self._keeper, self._clock, self._say = link, keeper, clock, say
-        self._ranks_per_node, self._sizes, self._answer_limit_s = ranks_per_node, sizes, answer_limit_s
+        self._ranks_per_node, self._sizes = ranks_per_node, sizes
+        self._answer_limit_s, self._last_word_s = answer_limit_s, last_word_s
         self._generation, self._node_rank = 0, 0
         self._drains = drains
         self._called_off: str | None = None
@@ -68,20 +71,26 @@ class RemoteDirector:
         return False
 
     def look(self) -> None:
-        """A few times per second, whatever the agent does: the coordinator is looked after, and its words are taken in."""
+        """A few times per second, whatever the agent does: the coordinator is looked after.
+
+        A node that goes, or whose job is over, starts no new one: nobody would end it. Ranks that run need one to leave in good order.
+        """
+        if not self._seated and (self._leaving or self._over is not None):
+            return
         self._keeper.look(lost_for_s=self._link.lost_for_s, node_rank=self._node_rank, generation=self._generation)
 
     def berth(self, *, look: Callable[[], object]) -> Berth | None:
         """`look` is truthy when this node was asked to leave. None, too, when the coordinator says that the job is over."""
         self._called_off = self._asked_to_leave = None
-        self._seated = False
+        if look() or self._leaving:
+            self._go_without_place()  # before it says that it is ready: a node that goes would be given a place
+            return None
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(open_listener(num_ranks=self._ranks_per_node * max(self._sizes), address=self._link.me.address))
             self._link.be_ready(listener.getsockname()[1])
             while True:
                 if look():
-                    self.leave("asked to leave before there was a place for its ranks")
-                    self._link.flush(limit_s=_LAST_WORD_S)
+                    self._go_without_place()
                     return None
                 self.look()
                 word = self._link.take(wait_s=_WAIT_S)
@@ -94,6 +103,10 @@ class RemoteDirector:
                     self._over = _instruction(word)
                     return None
                 self._note(word)
+
+    def _go_without_place(self) -> None:
+        self.leave("asked to leave before there was a place for its ranks")
+        self._link.flush(limit_s=self._last_word_s)
 
     def begun(self, crew: Crew) -> None:
         """The ranks of the newest berth are forked: the link beats for them, and kills them when nobody hears it."""
@@ -124,7 +137,7 @@ class RemoteDirector:
         """This node goes; said once."""
         if not self._leaving:
             self._leaving = True
-            self._link.say(Leave(self._link.me.node, reason))
+            self._link.be_gone(reason)
 
     def lost(self, fault: Fault) -> None:
         """Said at once, before the evidence and the kill: the other nodes need not wait for them."""
@@ -142,30 +155,41 @@ class RemoteDirector:
         return self._answer(outcome, None, look)
 
     def close(self) -> None:
-        self._link.flush(limit_s=_LAST_WORD_S)
+        self._link.flush(limit_s=self._last_word_s)
         self._link.close()
 
     def _answer(self, outcome: Outcome, fault: Fault | None, look: Callable[[], object]) -> Instruction:
-        ended = Ended(self._link.me.node, self._generation, outcome, _as_json(fault) if fault else {})
-        self._link.say(ended)
+        """No rank is left here, so this node has no seat any more, whatever the answer is."""
+        self._seated = False
+        instruction = self._await_word(Ended(self._link.me.node, self._generation, outcome, _as_json(fault) if fault else {}), look)
+        if instruction is None and self._leaving:
+            instruction = Instruction("stop", "it leaves as it was asked", Grade.PLANNED, exit_code=EXIT_RETRY)
+        elif instruction is None and outcome == "finished":
+            instruction = Instruction("stop", "the ranks are done; the coordinator did not answer", Grade.PLANNED)
+        elif instruction is None:
+            waited = f"the coordinator did not answer within {self._answer_limit_s:g} s"
+            instruction = Instruction("restart", f"{waited}: waiting for a place", Grade.NODE)
+        if instruction.kind == "stop":
+            self._over = instruction
+        return instruction
+
+    def _await_word(self, ended: Ended, look: Callable[[], object]) -> Instruction | None:
+        """The coordinator's word about the generation that ended; None when none came in time. A wish to leave shortens the wait."""
+        self._link.be_done(ended)
         until_s = self._clock.monotonic_s() + self._answer_limit_s
-        was_lost = False
+        was_leaving = False
         while self._clock.monotonic_s() < until_s:
             look()
             self.look()
-            is_lost = self._link.lost_for_s > 0
-            if was_lost and not is_lost:
-                self._link.say(ended)  # a new connection, and maybe a new coordinator: it may not have heard
-            was_lost = is_lost
+            if self._leaving and not was_leaving:
+                was_leaving, until_s = True, min(until_s, self._clock.monotonic_s() + self._last_word_s)
             word = self._link.take(wait_s=_WAIT_S)
             if isinstance(word, Instruct) and word.generation == self._generation:
                 return _instruction(word)
             if isinstance(word, Refused) and word.generation <= self._generation:
-                return Instruction("restart", f"this node waits for a place: {word.reason}", Grade.NODE)
+                return None if self._leaving else Instruction("restart", f"this node waits for a place: {word.reason}", Grade.NODE)
             self._note(word)
-        if outcome == "finished":
-            return Instruction("stop", "the ranks are done; the coordinator did not answer", Grade.PLANNED)
-        return Instruction("restart", f"the coordinator did not answer within {self._answer_limit_s:g} s: waiting for a place", Grade.NODE)
+        return None
 
     def _note(self, word: Message | None) -> None:
         if isinstance(word, Stop) and word.generation == self._generation:
