@@ -52,6 +52,8 @@ def look(run_dir: Path, *, silent_s: float) -> tuple[Finding, bool]:
         kind=kind.name,
         severity=kind.severity,
         step=int(status["step"] or 0),
+        attempt=int(status["attempt"]),
+        generation=int(status["generation"]),
         what=found.reason,
         where=f"step {status['step']}",
         action=kind.action,
@@ -88,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SurefootError as error:
         logger.error("%s", error)
         return error.exit_code
+    except OSError as error:
+        logger.error("what was told could not be noted in the run folder, and is told again: %s", error)
+        return EXIT_FAILED
     logger.warning("%s: %s", found.silence, found.reason)
     return EXIT_DONE if found.silence == "none" and is_told else EXIT_FAILED
 
