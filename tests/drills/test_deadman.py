@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from surefoot.cli.deadman import main as deadman
+from surefoot.cli.ledgering import tell
 from surefoot.cli.main import run
+from surefoot.core.events import Event
 from surefoot.observe.live import read_live
 from tests.drills.live_job import CONFIG, LIMIT_S, LiveJob
 from tests.receivers import HttpReceiver, http_receiver
@@ -33,17 +36,22 @@ _KINDS = ("run-silent", "telemetry-silent", "run-back")
 class Watch:
     """Looks from outside, as cron would."""
 
-    def __init__(self, job: LiveJob, receiver: HttpReceiver, environment: dict[str, str]) -> None:
-        self.job, self._receiver, self._environment = job, receiver, {**os.environ, **environment}
+    def __init__(self, job: LiveJob, receiver: HttpReceiver) -> None:
+        self.job, self._receiver = job, receiver
 
     def look(self, *, silent_s: float = SILENT_S) -> int:
-        command = [sys.executable, "-m", "surefoot.cli.deadman", str(self.job.dir), "--silent-s", str(silent_s)]
-        return subprocess.run(command, env=self._environment, capture_output=True, timeout=LIMIT_S, check=False).returncode
+        """What the command does, without the start of its interpreter."""
+        return deadman([str(self.job.dir), "--silent-s", str(silent_s)])
+
+    def command(self) -> int:
+        line = [sys.executable, "-m", "surefoot.cli.deadman", str(self.job.dir), "--silent-s", str(SILENT_S)]
+        return subprocess.run(line, capture_output=True, timeout=LIMIT_S, check=False).returncode
 
     def until_code(self, code: int) -> None:
         give_up_s = time.monotonic() + LIMIT_S
         while self.look() != code:
             assert time.monotonic() < give_up_s, self.pages
+            time.sleep(0.05)
 
     @property
     def pages(self) -> list[str]:
@@ -56,13 +64,14 @@ class Watch:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     with http_receiver() as receiver:
-        environment = {"DRILL_HOOK": receiver.address, "no_proxy": "127.0.0.1"}
-        job = LiveJob(tmp_path, config=_CONFIG, environment=environment)
+        monkeypatch.setenv("DRILL_HOOK", receiver.address)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        job = LiveJob(tmp_path, config=_CONFIG)
         try:
             job.until(lambda: job.step() > 5)
-            yield Watch(job, receiver, environment)
+            yield Watch(job, receiver)
         finally:
             job.process.send_signal(signal.SIGCONT)
             job.kill()
@@ -95,8 +104,9 @@ def test_silence_is_paged_once_its_end_is_told_and_a_person_s_turn_is_no_silence
 
     kill_all(job)
     assert (watch.look(silent_s=60.0), len(watch.pages)) == (0, 2)  # not before its time
-    watch.until_code(1)
-    assert (watch.look(), watch.pages[2:]) == (1, ["run-silent"])
+    time.sleep(SILENT_S)
+    assert (watch.command(), watch.pages[2:]) == (1, ["run-silent"])
+    assert (watch.command(), watch.pages[2:]) == (1, ["run-silent"])
     (page,) = [message for message in watch.received if message["kind"] == "run-silent"]
     assert (page["severity"], page["run"], page["command"]) == ("page", "watched", f"surefoot status {job.dir}")
     assert "not held by a live process" in page["what"]
@@ -111,4 +121,10 @@ def test_silence_is_paged_once_its_end_is_told_and_a_person_s_turn_is_no_silence
     order(job, "stop")
     assert job.ended()[0] == 6
     assert watch.look(silent_s=0.0) == 0
-    assert len(watch.pages) == 4
+    tell(job.dir, Event.ORDER_TAKEN, by="drill", fields={"verb": "save"})  # the stop is no longer the last word
+    assert watch.look(silent_s=0.0) == 1
+    assert watch.pages[4:] == ["run-silent"]
+    for event, fields in ((Event.RESTART_DECIDED, {"kind": "stop", "exit_code": 7}), (Event.RUN_FINISHED, {})):
+        tell(job.dir, event, by="drill", fields=fields)
+        assert watch.look(silent_s=0.0) == 0
+    assert watch.pages[4:] == ["run-silent", "run-back"]
