@@ -88,6 +88,9 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
     if seen.nursery_gone or seen.nursery_silent_s >= limits.settle_s:
         how = how_it_ended("the nursery", seen.nursery_code) if seen.nursery_gone else "a rank is gone and the nursery does not report it"
         return _unless_leaving(Ending("failed", how, what="nursery", nursery_code=seen.nursery_code if seen.nursery_gone else None), seen)
+    if seen.leave_asked_s is None and not seen.all_stepping and seen.now_s >= seen.started_s + limits.init_s:
+        reason = f"not every rank reached its first step within {limits.init_s:g} s of its start"
+        return Ending("failed", reason, what="init-deadline", alarm=seen.alarm)
     if seen.alarm is not None:
         return _unless_leaving(Ending("failed", seen.alarm.reason, what="rank", alarm=seen.alarm), seen)
     if seen.leave_asked_s is not None:
@@ -95,8 +98,6 @@ def end_of(seen: Seen, limits: Limits) -> Ending | None:
             return Ending("left", f"the ranks did not leave within {limits.grace_s:g} s of being asked and were killed")
     elif (late := _left_behind(seen, limits)) is not None:
         return late
-    elif not seen.all_stepping and seen.now_s >= seen.started_s + limits.init_s:
-        return Ending("failed", f"not every rank reached its first step within {limits.init_s:g} s of its start", what="init-deadline")
     return None
 
 

@@ -60,11 +60,11 @@ def read_disk(path: Path, *, root: Path = Path("/")) -> DiskSample:
     try:
         space, device = os.statvfs(path), path.stat().st_dev
     except OSError:
-        return DiskSample(str(path))
+        return DiskSample(path.name)
     stats = parse_diskstats(_text(root / "proc/diskstats") or "").get((os.major(device), os.minor(device)))
     read_bytes, written_bytes, io_s = stats or (None, None, None)
     return DiskSample(
-        path=str(path),
+        path=path.name,  # a run that is copied elsewhere names no place
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
         free_inodes=space.f_favail if space.f_files else None,
