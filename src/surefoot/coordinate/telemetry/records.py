@@ -66,7 +66,10 @@ class PortSample:
 
 @dataclass(frozen=True, slots=True)
 class DiskSample:
-    """One file system that the run writes to, `path` is the last part of its folder's. `io_s` is the time since boot that its device was busy; None where it has none of its own."""
+    """One file system that the run writes to; `path` is the last part of its folder's.
+
+    `io_s` is the time since boot that its device was busy; None where it has none of its own.
+    """
 
     path: str
     free_bytes: int | None = None
