@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,10 +108,10 @@ class Nodes:
 def nodes_of(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     made: list[Nodes] = []
 
-    def make(**facts: object) -> Nodes:
+    def make(**facts: Any) -> Nodes:
         folder = tmp_path / f"job{len(made)}"
         folder.mkdir()
-        made.append(Nodes(folder, **facts))  # type: ignore[arg-type]
+        made.append(Nodes(folder, **facts))
         return made[-1]
 
     yield make

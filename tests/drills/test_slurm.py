@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,10 @@ def site(slurm_site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     slurm_site.until(lambda: all("State=IDLE " in slurm_site.node(node) for node in slurm_site.nodes), what="idle nodes")
 
 
-def submission(folder: Path, program: str, **more: object) -> Submission:
+def submission(folder: Path, program: str, **more: Any) -> Submission:
     return replace(
         Submission("drill", str(folder / "run.toml"), str(folder / "run"), 1, "0", "surefoot submit slurm", program=program),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

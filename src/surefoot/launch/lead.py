@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from surefoot.coordinate.lock import RunLock
 from surefoot.core.events import Event
@@ -29,7 +30,7 @@ class Lead:
         self.job = job
         self._ledger = ledger
         self._take = take
-        self._waiting: list[tuple[Event, Mapping[str, object]]] = []
+        self._waiting: list[tuple[Event, Mapping[str, Any]]] = []
 
     @classmethod
     def here(cls, lock: RunLock | None, *, ledger: Ledger) -> Lead:
@@ -52,13 +53,13 @@ class Lead:
                 note_take_over(self._ledger, read_ledger(self._ledger.path), reason=taken.reason, former=taken.former)
             waiting, self._waiting = self._waiting, []
             for event, values in waiting:
-                self._ledger.append(event, **values)  # type: ignore[arg-type]
+                self._ledger.append(event, **values)
         lock_of.lock = self.lock
 
-    def append(self, event: Event, **values: object) -> None:
+    def append(self, event: Event, **values: Any) -> None:
         """As `Ledger.append`; without the lead the line waits."""
         if self.lock is not None:
-            self._ledger.append(event, **values)  # type: ignore[arg-type]
+            self._ledger.append(event, **values)
         elif event is not Event.GENERATION_STARTED and len(self._waiting) < _MAX_WAITING:  # who led it has written that
             self._waiting.append((event, values))
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from surefoot.coordinate.probes.checks import ProbeWish
 from surefoot.coordinate.probes.records import ProbeResult
@@ -28,7 +28,7 @@ def probe_compute(wish: ProbeWish) -> ProbeResult:
     import torch
 
     device = torch.device(wish.device)
-    digests = [_digest(device, seed=wish.seed) for _ in range(_REPEATS)]
+    digests = [_digest(wish.device, seed=wish.seed) for _ in range(_REPEATS)]
     figures: dict[str, object] = {"digest": digests[0], "device": wish.device, "torch": torch.__version__}
     if len(set(digests)) > 1:
         return ProbeResult("compute", "failed", f"{_REPEATS} runs of one computation gave {len(set(digests))} different results", figures)
@@ -40,13 +40,13 @@ def probe_compute(wish: ProbeWish) -> ProbeResult:
     return ProbeResult("compute", "ok", f"{_REPEATS} runs, the same bits", figures)
 
 
-def _digest(device: object, *, seed: int) -> str:
+def _digest(device: str, *, seed: int) -> str:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     sha = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16):
-        a, b = (torch.randn(_SIZE, _SIZE, generator=generator).to(device=device, dtype=dtype) for _ in range(2))  # type: ignore[call-overload]
+        a, b = (torch.randn(_SIZE, _SIZE, generator=generator).to(device, dtype) for _ in range(2))
         product = a @ b
         for result in (product, torch.softmax(product.float(), dim=1), product.float().sum(dim=0), product.float().cumsum(dim=0)):
             sha.update(result.detach().cpu().view(torch.uint8).contiguous().numpy().tobytes())
@@ -80,7 +80,7 @@ def probe_bandwidth(wish: ProbeWish) -> ProbeResult:
     return ProbeResult("bandwidth", "ok", f"{min(speeds) / 1e6:.0f} MB/s between {wish.num_ranks} processes", figures)
 
 
-def _rank(rank: int, wish: ProbeWish, port: int, queue: object) -> None:
+def _rank(rank: int, wish: ProbeWish, port: int, queue: Any) -> None:
     import torch
     import torch.distributed as dist
 
@@ -97,7 +97,7 @@ def _rank(rank: int, wish: ProbeWish, port: int, queue: object) -> None:
     for _ in range(_REPEATS):
         dist.all_reduce(values)
     values.sum().item()
-    queue.put(_REPEATS * _BYTES / (time.monotonic() - begin_s))  # type: ignore[attr-defined]
+    queue.put(_REPEATS * _BYTES / (time.monotonic() - begin_s))
     dist.barrier()
     os._exit(0)  # a group that is not needed any more is not worth the seconds of its destruction
 
